@@ -1,0 +1,143 @@
+"""From the user's ``--speculative-config`` to a vLLM SpeculativeConfig that drafts trees.
+
+vLLM keeps one number, ``num_speculative_tokens``, for two things that differ on a tree: how many rows a request
+verifies and how deep the drafter looks. The stock configuration is made first with the *depth* (so that every stock
+check of the drafter applies), then re-classed with the *node budget* as its width; the depth is kept apart and
+handed to the drafter alone (:mod:`specplug_vllm.speculator`).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from vllm.config.speculative import SpeculativeConfig
+from vllm.logger import init_logger
+
+import specplug
+from specplug.checkpoint import check_pair, read_draft
+from specplug.config import parse_options, resolve_depth
+from specplug_vllm.hooks import check_hooks
+from specplug_vllm.refusals import check_engine
+
+logger = init_logger("vllm.specplug")
+
+METHOD = "ddtree"
+
+# Keys of vLLM's own SpeculativeConfig that mean for a tree what they mean for a chain.
+HOST_KEYS = frozenset(
+    {
+        "revision",
+        "code_revision",
+        "quantization",
+        "draft_tensor_parallel_size",
+        "draft_load_config",
+        "attention_backend",
+        "max_model_len",
+    }
+)
+
+
+class TreeSpeculativeConfig(SpeculativeConfig):
+    """``method`` stays the drafter's stock name (``dflash`` or ``dspark``), so every stock branch on it holds.
+
+    ``num_speculative_tokens`` is the node budget B: the scheduler gives a request 1 + B rows.
+    """
+
+    tree_depth: int = 0  # gamma: positions after the root that the drafter predicts
+    tree_candidates: int = 0  # C: tokens kept per depth when scores follow the parent token
+    drafter_slots: int = 0  # stock max_num_new_slots_for_drafting at depth gamma
+
+    @property
+    def max_num_new_slots_for_drafting(self) -> int:
+        return self.drafter_slots
+
+    def compute_hash(self) -> str:
+        return f"{super().compute_hash()}-ddtree-{self.num_speculative_tokens}-{self.tree_depth}-{self.tree_candidates}"
+
+    def __repr__(self) -> str:
+        model = self.draft_model_config.model
+        return (
+            f"SpeculativeConfig(method='{METHOD}' over '{self.method}', model={model!r}, "
+            f"depth={self.tree_depth}, tree_budget={self.num_speculative_tokens})"
+        )
+
+
+def _merged(args: Any) -> dict[str, Any]:
+    """The user's keys, from ``--speculative-config`` and the ``--spec-*`` flags, spelled with underscores."""
+    merged = {str(key).replace("-", "_"): value for key, value in (args.speculative_config or {}).items()}
+    for flag, key in (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens")):
+        value = getattr(args, flag, None)
+        if value is not None and key in merged:
+            raise ValueError(
+                f"--{flag.replace('_', '-')} and --speculative-config['{key}'] are both given; give one of them."
+            )
+        if value is not None:
+            merged[key] = value
+    return merged
+
+
+def requested(args: Any) -> bool:
+    """Whether these EngineArgs ask for ``method: ddtree``."""
+    in_config = (args.speculative_config or {}).get("method")
+    return METHOD in (in_config, getattr(args, "spec_method", None))
+
+
+def create_tree_config(
+    original: Any, args: Any, target_model_config: Any, target_parallel_config: Any
+) -> TreeSpeculativeConfig:
+    """The configuration for ``method: ddtree``, checked before any weight is read.
+
+    Args:
+        original: vLLM's own ``EngineArgs.create_speculative_config``.
+        args: the EngineArgs it is called on; not changed.
+
+    Raises:
+        ValueError: an unknown or impossible option, a draft that does not fit the target, an engine feature trees do
+            not work with, or a vLLM whose hooks are not where we expect them.
+    """
+    raw = _merged(args)
+    raw.pop("method", None)
+    options, host_options = parse_options(raw, passthrough=HOST_KEYS)
+    draft = read_draft(options.model, revision=host_options.get("revision"))
+    check_pair(draft, target_model_config.hf_config.to_dict())
+    # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 drafted rows, not for the drafter's.
+    depth = min(resolve_depth(options, draft), options.tree_budget)
+    check_engine(args, target_model_config, target_parallel_config)
+    missing = [hook for hook in check_hooks() if not hook.ok]
+    if missing:
+        raise ValueError(
+            f"specplug {specplug.__version__} does not fit this vLLM: "
+            + "; ".join(f"{hook.name}: {hook.detail}" for hook in missing)
+            + ". Install a vLLM that `specplug doctor` lists as tested, or leave method ddtree out."
+        )
+
+    stock_args = copy.copy(args)
+    stock_args.spec_method = stock_args.spec_model = stock_args.spec_tokens = None
+    stock_args.speculative_config = {
+        **host_options,
+        "method": draft.base_method,
+        "model": options.model,
+        "num_speculative_tokens": depth,
+    }
+    config = original(stock_args, target_model_config, target_parallel_config)
+    drafter_slots = config.max_num_new_slots_for_drafting
+    config.__class__ = TreeSpeculativeConfig
+    config.drafter_slots = drafter_slots
+    config.tree_depth = depth
+    config.tree_candidates = options.candidates
+    config.num_speculative_tokens = options.tree_budget
+
+    from vllm.platforms import current_platform
+
+    worker = "CPUTreeWorker" if current_platform.is_cpu() else "CUDATreeWorker"
+    module = "cpu_worker" if current_platform.is_cpu() else "cuda_worker"
+    target_parallel_config.worker_cls = f"specplug_vllm.{module}.{worker}"
+    logger.info(
+        "specplug: method ddtree over a %s draft, depth %d, %d nodes a request%s.",
+        draft.kind,
+        depth,
+        options.tree_budget,
+        ", scores conditioned on the parent token" if draft.markov_head else "",
+    )
+    return config

@@ -1,0 +1,76 @@
+"""Tree attention on vLLM's FlashAttention backend: its own kernel does the prefix pass and returns the log-sum-exp.
+
+Written from the source of vLLM 0.32.0 and not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+
+from specplug_vllm.attention import TreeAttention
+from specplug_vllm.model_state import AttentionTrees
+
+
+class FlashTreeBuilder(FlashAttentionMetadataBuilder):
+    """Trees are laid out per step on the host's terms, so attention stays outside captured graphs for now.
+
+    vLLM then falls back from full to piecewise CUDA graphs by itself and says so in its log.
+    """
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        return AttentionCGSupport.NEVER
+
+
+class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
+    """Non-causal FlashAttention over the committed length, every window padded to the step's width."""
+
+    def prefix_pass(
+        self, layer: Any, queries: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: Any, trees: AttentionTrees
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)  # [blocks, block, Hkv, D] each
+        requests, width = queries.shape[:2]
+        starts = torch.arange(requests + 1, dtype=torch.int32, device=queries.device) * width
+        out, lse = flash_attn_varlen_func(
+            q=queries.flatten(0, 1).contiguous(),
+            k=canonicalize_singleton_dim_strides(keys),
+            v=canonicalize_singleton_dim_strides(values),
+            cu_seqlens_q=starts,
+            max_seqlen_q=width,
+            seqused_k=trees.prefix_lens,
+            max_seqlen_k=trees.max_prefix_len,
+            softmax_scale=self.scale,
+            causal=False,
+            block_table=attn_metadata.block_table[trees.requests],
+            fa_version=self.vllm_flash_attn_version,
+            return_softmax_lse=True,
+        )
+        return out.view(queries.shape).float(), lse.T.reshape(requests, width, self.num_heads)  # lse is [H, T * W]
+
+    @staticmethod
+    def move_kv(kv_cache: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> None:
+        block = kv_cache.shape[2]
+        moved = kv_cache[source // block, :, source % block]
+        kv_cache[destination // block, :, destination % block] = moved
+
+
+class FlashTreeBackend(FlashAttentionBackend):
+    """Registered over FLASH_ATTN in workers that draft trees."""
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashTreeImpl]:
+        return FlashTreeImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashTreeBuilder]:
+        return FlashTreeBuilder

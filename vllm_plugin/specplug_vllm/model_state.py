@@ -1,0 +1,200 @@
+"""The target's ModelState: vLLM asks it for positions and attention metadata before the forward, for the acceptance
+object once, and calls it when tokens have been accepted. It lays out the step's trees and commits the accepted path.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+
+from specplug.verify import Walk
+from specplug.window import Windows, commit, lay_out_windows
+from specplug_vllm.acceptance import TreeSampler
+from specplug_vllm.refusals import check_attention_layers
+
+if TYPE_CHECKING:
+    from specplug_vllm.speculator import TreeSpeculator
+
+logger = init_logger("vllm.specplug")
+
+
+@dataclass(frozen=True)
+class AttentionTrees:
+    """What the attention layers need of a step: the windows of the requests that drafted."""
+
+    windows: Windows  # of T requests
+    requests: torch.Tensor  # [T] int64 indices into the batch
+    prefix_lens: torch.Tensor  # [T] int32, committed tokens before the root
+    max_prefix_len: int  # host bound
+    only_windows: bool  # every row of the step is in a window
+
+
+@dataclass(frozen=True)
+class Step:
+    """The layout of one step, from prepare_attn until propose."""
+
+    windows: Windows  # of all R requests
+    parents: torch.Tensor  # [R, B] int32
+    live: torch.Tensor  # [R] int32
+    slot_mappings: torch.Tensor  # [groups, N] int64
+
+
+def chain_reasons(params: Any) -> list[str]:
+    """Why a request's drafts must be chains: stages of vLLM's sampler that read the tokens *before* a row take the
+    rows above it for its history, which on a chain they are."""
+    if params is None:
+        return []
+    reasons = {
+        "penalties": params.repetition_penalty != 1.0 or params.presence_penalty != 0 or params.frequency_penalty != 0,
+        "bad_words": bool(params.bad_words),
+        "structured_outputs": params.structured_outputs is not None,
+        "thinking_token_budget": params.thinking_token_budget is not None,
+    }
+    return [name for name, wanted in reasons.items() if wanted]
+
+
+def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: frozenset[str]) -> type:
+    """A subclass of vLLM's ``base`` ModelState bound to this worker's drafter."""
+
+    class TreeModelState(base):  # type: ignore[misc, valid-type]
+        def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> None:
+            super().__init__(vllm_config, model, encoder_cache, device)
+            layers = get_layers_from_vllm_config(vllm_config, Attention, list(target_layers))
+            check_attention_layers(layers)
+            self.step: Step | None = None
+            self.chain_requests: Counter[str] = Counter()  # requests drafted as chains, by reason
+            self._layers = layers
+            self._tree_positions = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=device)
+            self._custom_processors = False
+
+        def custom_sampler(self, sampler: Any) -> tuple[Any, Any]:
+            stock_processors = 3  # logit bias, penalties, bad words
+            self._custom_processors = len(sampler.logits_processors) > stock_processors
+            self._req_states = sampler.req_states
+            return sampler, TreeSampler(sampler, self, speculator.depth)
+
+        def add_request(self, req_index: int, new_req_data: Any) -> None:
+            super().add_request(req_index, new_req_data)
+            reasons = chain_reasons(new_req_data.sampling_params)
+            if self._custom_processors:
+                reasons.append("custom logits processors")
+            speculator.store.forget(req_index, chain_only=bool(reasons))
+            for reason in reasons:
+                self.chain_requests[reason] += 1
+                if self.chain_requests[reason] == 1:
+                    logger.info(
+                        "specplug: a request uses %s, which follows the order of rows; "
+                        "such requests draft chain-shaped trees (exact, shorter). Counted, not logged again.",
+                        reason,
+                    )
+
+        def prepare_attn(
+            self,
+            input_batch: Any,
+            cudagraph_mode: Any,
+            block_tables: Any,
+            slot_mappings: torch.Tensor,
+            attn_groups: Any,
+            kv_cache_config: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> dict[str, Any]:
+            metadata = super().prepare_attn(
+                input_batch,
+                cudagraph_mode,
+                block_tables,
+                slot_mappings,
+                attn_groups,
+                kv_cache_config,
+                *args,
+                **kwargs,
+            )
+            speculator.pending_commit = None
+            self.step = None
+            self._kv_cache_groups = kv_cache_config.kv_cache_groups
+            num_rows = input_batch.num_tokens_after_padding
+            positions = input_batch.positions
+            drafted_np = input_batch.num_draft_tokens_per_req
+            if drafted_np is not None and input_batch.num_draft_tokens > 0:
+                self.step = self._lay_out(input_batch, slot_mappings, int(drafted_np.max()) + 1)
+                positions = self.step.windows.positions(positions)
+                trees = self._attention_trees(input_batch, drafted_np)
+                for layer_metadata in {id(value): value for value in metadata.values()}.values():
+                    layer_metadata.specplug_trees = trees
+            self._tree_positions[:num_rows] = positions[:num_rows]
+            return metadata
+
+        def _lay_out(self, input_batch: Any, slot_mappings: torch.Tensor, width: int) -> Step:
+            store = speculator.store
+            slots = input_batch.idx_mapping
+            # Device values: the host's twins are only bounds when vLLM trims drafts.
+            drafted = input_batch.cu_num_logits.diff()[: input_batch.num_reqs] - 1
+            ends = input_batch.query_start_loc[1 : input_batch.num_reqs + 1]
+            root_positions = input_batch.positions[(ends - drafted - 1).long()]
+            # Drafts scheduled behind an unfinished prefill are placeholders: nothing was drafted for them.
+            prefilling = root_positions < self._req_states.prefill_len.gpu[slots]
+            live = torch.where(prefilling, 0, torch.minimum(drafted, store.counts[slots]))
+            parents, depths = store.parents[slots], store.depths[slots]
+            windows = lay_out_windows(
+                ends=ends,
+                drafted=drafted,
+                parents=parents,
+                depths=depths,
+                live=live,
+                width=width,
+                num_rows=input_batch.num_tokens_after_padding,
+                max_depth=speculator.depth,
+            )
+            return Step(windows, parents, live, slot_mappings)
+
+        def _attention_trees(self, input_batch: Any, drafted_np: np.ndarray) -> AttentionTrees:
+            assert self.step is not None
+            with_drafts = np.flatnonzero(drafted_np)
+            only_windows = (
+                len(with_drafts) == input_batch.num_reqs
+                and int(drafted_np.sum()) + input_batch.num_reqs == input_batch.num_tokens
+            )
+            requests = torch.from_numpy(with_drafts).to(self.device, non_blocking=True)
+            windows = self.step.windows.select(requests, input_batch.num_tokens_after_padding)
+            prefix_lens = input_batch.positions[windows.rows[:, 0]].to(torch.int32)
+            bound = int(input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].max())
+            return AttentionTrees(windows, requests, prefix_lens, bound, only_windows)
+
+        def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+            inputs = super().prepare_inputs(input_batch, req_states)
+            return {**inputs, "positions": self._tree_positions[: input_batch.num_tokens_after_padding]}
+
+        def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+            inputs = super().prepare_dummy_inputs(num_reqs, num_tokens)
+            return {**inputs, "positions": self._tree_positions[:num_tokens]}
+
+        def tree_positions(self, rows: torch.Tensor) -> torch.Tensor:
+            """Positions the forward used at ``rows`` (int64): keys of the sampler's noise."""
+            return self._tree_positions[rows]
+
+        def accepted(self, walk: Walk) -> None:
+            """Called by the acceptance object with the step's walk."""
+            assert self.step is not None
+            speculator.pending_commit = commit(self.step.windows, walk.path, walk.num_emitted)
+
+        def postprocess_state(self, idx_mapping: torch.Tensor, num_sampled: Any, *args: Any, **kwargs: Any) -> None:
+            super().postprocess_state(idx_mapping, num_sampled, *args, **kwargs)
+            moves = speculator.pending_commit
+            if moves is None or self.step is None:
+                return
+            for group, slots in zip(self._kv_cache_groups, self.step.slot_mappings, strict=True):
+                source, destination = slots[moves.source], slots[moves.destination]
+                for name in group.layer_names:
+                    if name in self._layers:
+                        layer = self._layers[name]
+                        layer.impl.move_kv(layer.kv_cache, source, destination)
+
+    return TreeModelState
+

@@ -1,0 +1,79 @@
+"""Engine features that draft trees do not work with: refused at start, each in one sentence with the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def check_engine(args: Any, target_model_config: Any, target_parallel_config: Any) -> None:
+    """Raise ValueError for the first engine feature of ``args`` that trees do not support."""
+    for reason in _reasons(args, target_model_config, target_parallel_config):
+        raise ValueError(f"method ddtree refuses: {reason}")
+
+
+def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
+    from vllm import envs
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if envs.VLLM_USE_V2_MODEL_RUNNER is False:
+        yield "VLLM_USE_V2_MODEL_RUNNER=0 asks for the V1 model runner; unset it, trees run on V2 only."
+    if not HAS_TRITON:
+        yield "vLLM's V2 model runner needs Triton with a live backend, and this process has none; install Triton."
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        yield f"the platform {current_platform.device_name} is not supported; use CUDA or the CPU."
+    if parallel.worker_cls != "auto":
+        yield f"--worker-cls is {parallel.worker_cls!r}, and trees bring their own worker; leave it at auto."
+    for name, size in (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
+        ("tensor_parallel_size", parallel.tensor_parallel_size),
+        ("data_parallel_size", parallel.data_parallel_size),
+        ("prefill_context_parallel_size", parallel.prefill_context_parallel_size),
+        ("decode_context_parallel_size", parallel.decode_context_parallel_size),
+    ):
+        if size != 1:
+            yield f"{name} is {size}, which is untested with trees; set it to 1."
+    if parallel.use_ubatching:
+        yield "dual-batch overlap splits a step between requests' trees; leave --enable-dbo and --ubatch-size out."
+    if model.is_hybrid or model.is_attention_free:
+        yield "the target has recurrent (Mamba-like) layers, whose state cannot follow a branch; use an attention-only target."
+    if model.use_mla:
+        yield "the target uses MLA attention, which is not served yet; use a target with ordinary attention."
+    if model.is_encoder_decoder:
+        yield "the target is an encoder-decoder model; use a decoder-only target."
+    if model.get_sliding_window() is not None:
+        yield "the target has sliding-window layers, whose window would count rows instead of depth; use a full-attention target."
+    if model.supports_multimodal_inputs or model.uses_mrope:
+        yield "the target takes multi-modal inputs, whose positions are not one number a row; use a text-only target."
+    if str(args.kv_cache_dtype).startswith("fp8"):
+        yield f"kv_cache_dtype {args.kv_cache_dtype} is untested with trees; use auto."
+    for flag, why in (
+        ("enable_lora", "LoRA maps adapters to rows by the untrimmed layout"),
+        ("kv_transfer_config", "a KV connector would save the cache before the accepted path is moved"),
+        ("kv_offloading_size", "KV offloading would save the cache before the accepted path is moved"),
+        ("watermark_config", "watermark contexts follow rows, not paths"),
+        ("enable_trace_replay", "a replayed trace follows rows, not paths"),
+        ("return_sampling_mask", "sampling masks are not reordered to the accepted path"),
+        ("enable_prompt_embeds", "prompt embeddings are untested with trees"),
+        ("enable_batch_sharded_sampling", "sharded sampling splits the batch before acceptance"),
+    ):
+        if getattr(args, flag, None):
+            yield f"--{flag.replace('_', '-')} is set and {why}; leave it out."
+
+
+def check_attention_layers(layers: dict[str, Any]) -> None:
+    """Raise ValueError for a target attention layer whose scores the in-tree pass would not reproduce."""
+    for name, layer in layers.items():
+        impl = layer.impl
+        for attribute in ("logits_soft_cap", "sinks", "alibi_slopes"):
+            value = getattr(impl, attribute, None)
+            if value is not None and not (isinstance(value, int | float) and value == 0):
+                raise ValueError(
+                    f"method ddtree refuses: layer {name} uses {attribute}, which the in-tree attention pass does "
+                    "not apply; use a target without it."
+                )
+        if getattr(impl, "kv_sharing_target_layer_name", None):
+            raise ValueError(
+                f"method ddtree refuses: layer {name} shares another layer's KV cache; use a target without sharing."
+            )

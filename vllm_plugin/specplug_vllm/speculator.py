@@ -1,0 +1,120 @@
+"""The stock DFlash and DSpark drafters, with a tree built from their block logits instead of one chain."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+
+from specplug.candidates import TransitionTable, factorised
+from specplug.ddtree import greedy_chain, grow
+from specplug.markov import MarkovHead, conditioned
+from specplug.window import Commit
+from specplug_vllm.model_state import tree_model_state_cls
+from specplug_vllm.store import TreeStore
+
+
+class TreeSpeculator:
+    """Mixed in before a stock drafter. The drafter itself sees depth gamma; the runner sees budget B."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        tree_config = vllm_config.speculative_config
+        self.budget: int = tree_config.num_speculative_tokens
+        self.depth: int = tree_config.tree_depth
+        self.candidates: int = tree_config.tree_candidates
+        drafter_config = copy.copy(vllm_config)
+        drafter_config.speculative_config = copy.copy(tree_config)
+        drafter_config.speculative_config.num_speculative_tokens = self.depth
+        super().__init__(drafter_config, device)
+        self.store = TreeStore(self.max_num_reqs, self.budget, device)
+        self.tree_tokens = torch.zeros(self.max_num_reqs, self.budget, dtype=torch.int64, device=device)
+        self.pending_commit: Commit | None = None  # set by the ModelState after acceptance, used once by propose
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
+        """Also names the target's ModelState class: this runs after the target is loaded and before its state is made."""
+        base = resolve_model_state_cls(self.vllm_config, target_model)
+        state_cls = tree_model_state_cls(base, self, frozenset(target_attn_layer_names))
+        target_model.get_model_state_cls = lambda: state_cls
+        return super().load_draft_model(target_model, target_attn_layer_names)
+
+    def table(self, block_hidden: torch.Tensor, num_reqs: int) -> TransitionTable:
+        """Candidates and log-probabilities of the block. ``block_hidden``: [R * gamma, hidden]."""
+        raise NotImplementedError
+
+    def _generate_draft(
+        self,
+        num_reqs: int,
+        num_tokens_padded: int,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        num_tokens_across_dp: Any,
+        cudagraph_runtime_mode: Any = None,
+    ) -> None:
+        mode = {} if cudagraph_runtime_mode is None else {"cudagraph_runtime_mode": cudagraph_runtime_mode}
+        hidden = self._run_model(num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, **mode)
+        samples = num_reqs * self.depth
+        table = self.table(hidden[self.sample_indices[:samples]], num_reqs)
+        slots = self.store.slots(self.sample_idx_mapping[:samples].view(num_reqs, self.depth)[:, 0])
+        tree = greedy_chain(table).select(self.store.chain_only[slots], grow(table, self.budget))
+        self.store.write(slots, tree)
+        self.tree_tokens[:num_reqs] = tree.tokens
+
+    def _num_graph_context_tokens(self, num_reqs: int) -> int:
+        return min(num_reqs * (self.budget + 1), self.max_num_tokens)
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        moves, self.pending_commit = self.pending_commit, None
+        if moves is not None and not kwargs.get("dummy_run"):
+            for features in aux_hidden_states or [last_hidden_states]:
+                moves.move(features)
+        super().propose(
+            input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args, **kwargs
+        )
+        return self.tree_tokens[: input_batch.num_reqs]
+
+
+class DFlashTreeSpeculator(TreeSpeculator, DFlashSpeculator):
+    """Children scored by depth alone (DDTree)."""
+
+    def table(self, block_hidden: torch.Tensor, num_reqs: int) -> TransitionTable:
+        logits = self.compute_draft_logits(block_hidden, 0)
+        return factorised(logits.float().view(num_reqs, self.depth, -1), self.budget)
+
+
+class DSparkTreeSpeculator(TreeSpeculator, DSparkSpeculator):
+    """Children scored under their parent token through the Markov head."""
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
+        model = super().load_draft_model(target_model, target_attn_layer_names)
+        head = model.model.markov_head
+        vocab = model.config.vocab_size
+        self._head = MarkovHead(
+            w1=head.markov_w1.weight[:vocab].float(),
+            w2=head.markov_w2.weight[:vocab].float(),
+            scale=model.logits_processor.scale,
+        )
+        return model
+
+    def table(self, block_hidden: torch.Tensor, num_reqs: int) -> TransitionTable:
+        logits = self.model.compute_draft_logits(block_hidden).float().view(num_reqs, self.depth, -1)
+        anchors = self.input_buffers.input_ids[self._anchor_idx[:num_reqs]].long()
+        return conditioned(logits, self._head, anchors, self.candidates)
+
+
+def tree_speculator(vllm_config: Any, device: torch.device) -> TreeSpeculator:
+    """The drafter for a :class:`specplug_vllm.config.TreeSpeculativeConfig`."""
+    dspark = vllm_config.speculative_config.method == "dspark"
+    return (DSparkTreeSpeculator if dspark else DFlashTreeSpeculator)(vllm_config, device)

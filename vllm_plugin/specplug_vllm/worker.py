@@ -1,0 +1,26 @@
+"""What both workers do: our attention backend before the model is loaded, our drafter in place of the stock one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TreeWorker:
+    """Mixed in before a stock worker through vLLM's public option ``worker_cls``."""
+
+    def init_device(self) -> None:
+        if not self.use_v2_model_runner:
+            raise RuntimeError(
+                "method ddtree needs vLLM's V2 model runner and this worker runs V1 (its log says why); "
+                "remove the option that V2 does not support."
+            )
+        self.register_attention()
+        super().init_device()
+        from specplug_vllm.speculator import tree_speculator
+
+        runner: Any = self.model_runner
+        runner.speculator = tree_speculator(runner.vllm_config, runner.device)
+
+    def register_attention(self) -> None:
+        """Put the tree-aware backend in place of the platform's, in this process only."""
+        raise NotImplementedError
