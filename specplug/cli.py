@@ -1,0 +1,57 @@
+"""Command line of specplug: `specplug demo`, `specplug doctor`, `specplug inspect`.
+
+Exit codes: 0 all is as asked, 1 something asked for failed or is off, 2 the arguments cannot work, 130 and
+143 for Ctrl-C and SIGTERM, after everything that was started has been ended.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+import specplug
+from specplug import demo, doctor, inspection
+
+COMMANDS = {
+    "demo": (demo, "serve the shipped tiny model with stock vLLM: plain, chain and tree, side by side"),
+    "doctor": (
+        doctor,
+        "say what is installed, what is active in which engine process, and what is refused and why",
+    ),
+    "inspect": (inspection, "say what a draft checkpoint is: kind, layout, depth, heads"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the console script; never returns."""
+    parser = argparse.ArgumentParser(
+        prog="specplug", description="Draft-tree speculative decoding for stock vLLM."
+    )
+    parser.add_argument("--version", action="version", version=f"specplug {specplug.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=(module.__doc__ or "").partition("\n")[0]
+        )
+        module.add_arguments(command)
+    arguments = parser.parse_args(argv)
+    # SIGTERM and a closed terminal unwind like Ctrl-C, so that a started server is ended on the way.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit_by_signal)
+    try:
+        sys.exit(COMMANDS[arguments.command][0].run(arguments))
+    except KeyboardInterrupt:
+        print(f"\nspecplug {arguments.command}: interrupted; what it had started is ended", file=sys.stderr)
+        sys.exit(130)
+    except ValueError as error:
+        print(f"specplug {arguments.command}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        print(f"specplug {arguments.command}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)

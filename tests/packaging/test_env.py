@@ -1,0 +1,90 @@
+"""ci/env: refuses what it cannot do in one sentence, never leaves half an environment, does nothing twice."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """What ci/env reads, in a folder of its own, with two pinned packages instead of all."""
+    shutil.copytree(ROOT / "ci", tmp_path / "ci")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "ci" / "requirements-vllm.txt").write_text("torch==2.13.0+cpu\ntqdm==4.70.1\n")
+    return tmp_path
+
+
+def env(clone: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(clone / "ci" / "env"), *arguments]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "required: engine"),
+        (("vllm", "sglang"), "unrecognized arguments: sglang"),
+        (("tgi",), "invalid choice: 'tgi'"),
+        (("sglang",), "the SGLang environment is not there yet"),
+    ],
+)
+def test_arguments_it_cannot_serve(clone, arguments, complaint):
+    done = env(clone, *arguments)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    assert not (clone / ".venvs").exists()
+
+
+def test_a_machine_without_the_cpu_build_of_torch_is_told_what_to_do_and_nothing_counts_as_installed(
+    clone, tmp_path
+):
+    empty = tmp_path / "no wheels"
+    empty.mkdir()
+    done = env(clone, "vllm", PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
+    assert done.returncode == 1
+    sentence = done.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("ci/env: pip cannot find torch==2.13.0+cpu, PyTorch's CPU build")
+    assert "PIP_EXTRA_INDEX_URL" in sentence
+    assert not list((clone / ".venvs" / "vllm").glob("*.stamp"))
+    assert not list((clone / ".venvs" / "vllm" / "lib").rglob("tqdm"))
+
+
+def test_an_interrupted_install_starts_over_and_a_finished_one_is_left_alone(clone):
+    """With a stand-in for pip and venv that records what it was asked for."""
+    script = clone / "ci" / "env"
+    log = clone / "calls"
+    stand_in = f"""
+def create(env, python):
+    env.mkdir(parents=True)
+    with open({str(log)!r}, "a") as calls: print("create", file=calls)
+def pip(env, *arguments, failed, count=0):
+    with open({str(log)!r}, "a") as calls: print("packages" if count else "project", file=calls)
+    if count and os.environ.get("INTERRUPT"): raise KeyboardInterrupt
+"""
+    text = script.read_text().replace(
+        'if __name__ == "__main__":', "import os" + stand_in + 'if __name__ == "__main__":'
+    )
+    script.write_text(text)
+
+    def calls(**environ: str) -> list[str]:
+        log.write_text("")
+        env(clone, "vllm", **environ)
+        return log.read_text().split()
+
+    assert calls(INTERRUPT="1") == ["create", "packages"]
+    leftover = clone / ".venvs" / "vllm" / "half installed"
+    leftover.touch()
+    assert calls() == ["create", "packages", "project"]
+    assert not leftover.exists()
+    assert calls() == []
+    (clone / "ci" / "rig" / "specplug_rig" / "activate.py").write_text("# changed\n")
+    assert calls() == ["project"]
+    with (clone / "ci" / "requirements-vllm.txt").open("a") as pins:
+        pins.write("click==8.5.1\n")
+    assert calls() == ["create", "packages", "project"]
