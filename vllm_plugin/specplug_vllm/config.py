@@ -9,13 +9,14 @@ handed to the drafter alone (:mod:`specplug_vllm.speculator`).
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from vllm.config.speculative import SpeculativeConfig
 from vllm.logger import init_logger
 
 import specplug
-from specplug.checkpoint import check_pair, read_draft
+from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.config import parse_options, resolve_depth
 from specplug_vllm.hooks import check_hooks
 from specplug_vllm.refusals import check_engine
@@ -23,6 +24,9 @@ from specplug_vllm.refusals import check_engine
 logger = init_logger("vllm.specplug")
 
 METHOD = "ddtree"
+
+# vLLM takes these methods at their word; with any other it looks at the draft and corrects the method.
+LITERAL_METHODS = frozenset({"dflash", "dspark", "eagle", "eagle3"})
 
 # Keys of vLLM's own SpeculativeConfig that mean for a tree what they mean for a chain.
 HOST_KEYS = frozenset(
@@ -65,7 +69,13 @@ class TreeSpeculativeConfig(SpeculativeConfig):
 
 def _merged(args: Any) -> dict[str, Any]:
     """The user's keys, from ``--speculative-config`` and the ``--spec-*`` flags, spelled with underscores."""
-    merged = {str(key).replace("-", "_"): value for key, value in (args.speculative_config or {}).items()}
+    given = args.speculative_config or {}
+    merged = {str(key).replace("-", "_"): value for key, value in given.items()}
+    if len(merged) < len(given):
+        spellings = sorted(str(key) for key in given if "-" in str(key))
+        raise ValueError(
+            f"{spellings[0]} is given twice in the speculative config, with dashes and with underscores; keep one."
+        )
     for flag, key in (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens")):
         value = getattr(args, flag, None)
         if value is not None and key in merged:
@@ -81,6 +91,30 @@ def requested(args: Any) -> bool:
     """Whether these EngineArgs ask for ``method: ddtree``."""
     in_config = (args.speculative_config or {}).get("method")
     return METHOD in (in_config, getattr(args, "spec_method", None))
+
+
+def check_stock_method(args: Any) -> None:
+    """Name the right method where a stock one is pointed at the other kind of block draft.
+
+    vLLM itself refuses a DSpark draft under ``dflash`` with a list of every architecture it knows, and takes a DFlash
+    draft under ``dspark`` for DeepSeek-V4, which fails while weights are loaded. Only plain local folders are looked
+    at, and whatever cannot be read is left to vLLM.
+
+    Raises:
+        ValueError: vLLM could not have served this pair of method and draft.
+    """
+    config = args.speculative_config or {}
+    method = getattr(args, "spec_method", None) or config.get("method")
+    model = getattr(args, "spec_model", None) or config.get("model")
+    if method not in LITERAL_METHODS or not isinstance(model, str) or not Path(model).is_dir():
+        return
+    try:
+        draft = read_draft(model)
+    except ValueError:
+        return
+    reason = check_method(draft, method) if draft.wrapper == "plain" else None
+    if reason is not None:
+        raise ValueError(reason)
 
 
 def create_tree_config(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+from vllm.v1.attention.backends import fa_utils
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -35,13 +35,21 @@ class FlashTreeBuilder(FlashAttentionMetadataBuilder):
 class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
     """Non-causal FlashAttention over the committed length, every window padded to the step's width."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.fa4_hd256:  # its kernel wants page-aligned lengths and block tables of exact width
+            raise ValueError(
+                "method ddtree does not serve FlashAttention 4's kernel for head size 256; "
+                "use a model with another head size or leave method ddtree out."
+            )
+
     def prefix_pass(
         self, layer: Any, queries: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: Any, trees: AttentionTrees
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)  # [blocks, block, Hkv, D] each
         requests, width = queries.shape[:2]
         starts = torch.arange(requests + 1, dtype=torch.int32, device=queries.device) * width
-        out, lse = flash_attn_varlen_func(
+        out, lse = fa_utils.flash_attn_varlen_func(
             q=queries.flatten(0, 1).contiguous(),
             k=canonicalize_singleton_dim_strides(keys),
             v=canonicalize_singleton_dim_strides(values),

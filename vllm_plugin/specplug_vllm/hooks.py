@@ -207,8 +207,8 @@ HOOKS: tuple[Hook, ...] = (
         "DFlashSpeculator.propose",
         "subclass",
         "permutes captured features first, returns node tokens",
-        params=("input_batch", "aux_hidden_states", "num_sampled", "dummy_run"),
-        mentions=("_generate_draft", "combine_hidden_states"),
+        params=("input_batch", "aux_hidden_states", "num_sampled", "dummy_run", "num_speculative_tokens"),
+        mentions=("_generate_draft", "prepare_dflash_inputs"),
     ),
     Hook(
         _DFLASH,

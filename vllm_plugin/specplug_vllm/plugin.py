@@ -77,9 +77,10 @@ def register() -> None:
 def _accepting_ddtree(original: Any) -> Any:
     @functools.wraps(original)
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
-        from specplug_vllm.config import create_tree_config, requested
+        from specplug_vllm.config import check_stock_method, create_tree_config, requested
 
         if not requested(self):
+            check_stock_method(self)
             return original(self, target_model_config, target_parallel_config)
         return create_tree_config(original, self, target_model_config, target_parallel_config)
 

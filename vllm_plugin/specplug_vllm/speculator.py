@@ -83,6 +83,8 @@ class TreeSpeculator:
         super().propose(
             input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args, **kwargs
         )
+        if kwargs.get("num_speculative_tokens") == 0:  # a round whose drafts nobody will verify
+            self.store.counts[input_batch.idx_mapping] = 0
         return self.tree_tokens[: input_batch.num_reqs]
 
 
