@@ -1,8 +1,9 @@
 """Where each request's tree lies in the rows of one target forward.
 
-A step's rows are ragged: request r contributes some ordinary rows (prefill) and then, last, its *window*: the root
-row followed by one row per drafted node. Everything the engine must do differently on a tree (positions, mask,
-acceptance, commit) is a function of the window, computed here once per step with fixed shapes and no host read.
+A step's rows are ragged: request r contributes some ordinary rows (prefill) and then, last, its *window*: the
+root row followed by one row per drafted node. Everything the engine must do differently on a tree (positions,
+mask, acceptance, commit) is a function of the window, computed here once per step with fixed shapes and no
+host read.
 
 Notation: R requests, W window width (1 + the widest tree), N rows of the step, gamma tree depth.
 """
@@ -21,8 +22,9 @@ from specplug.tree import ancestor_mask
 class Windows:
     """The windows of one step.
 
-    Columns past a request's own width repeat one of its rows and are False in ``inside``. Nodes past ``live`` are
-    rows that were scheduled but hold no node of a tree: they see the root and themselves, and are never accepted.
+    Columns past a request's own width repeat one of its rows and are False in ``inside``. Nodes past ``live``
+    are rows that were scheduled but hold no node of a tree: they see the root and themselves, and are never
+    accepted.
     """
 
     rows: torch.Tensor  # [R, W] int64, row of the step that holds the window's column
@@ -110,8 +112,9 @@ def _column_of_row(
 class Commit:
     """Row moves that make the accepted path look like a verified chain.
 
-    Entry k moves the row of the k-th accepted node to column k of its window; entries past the accepted length move
-    the root row onto itself. Sources are read before destinations are written, so overlapping moves are right.
+    Entry k moves the row of the k-th accepted node to column k of its window; entries past the accepted
+    length move the root row onto itself. Sources are read before destinations are written, so overlapping
+    moves are right.
     """
 
     source: torch.Tensor  # [R * gamma] int64 rows of the step

@@ -30,7 +30,7 @@ def steps(draw):
 
 
 def lay_out(step):
-    budget, gamma, padding, requests = step
+    _, gamma, padding, requests = step
     lengths = torch.tensor([before + drafted + 1 for before, drafted, *_ in requests])
     ends = lengths.cumsum(0)
     total = int(ends[-1]) + padding

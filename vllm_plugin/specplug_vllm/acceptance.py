@@ -1,7 +1,9 @@
-"""Acceptance: vLLM's own sampler draws the target's token at every row, and the walk keeps the path it spells.
+"""Acceptance: vLLM's own sampler draws the target's token at every row, and the walk keeps the path it
+spells.
 
-Replaces the stock RejectionSampler through ``ModelState.custom_sampler``. The noise of vLLM's V2 sampler is keyed by
-(seed, position) and positions are depths, so a row's draw is the draw plain decoding would make there.
+Replaces the stock RejectionSampler through ``ModelState.custom_sampler``. The noise of vLLM's V2 sampler is
+keyed by (seed, position) and positions are depths, so a row's draw is the draw plain decoding would make
+there.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TreeSampler:
-    """Called by the runner with the logits of a step that has drafts (signature of vLLM's RejectionSampler)."""
+    """Called with the logits of a step that has drafts; the signature is that of vLLM's RejectionSampler."""
 
     enable_adaptive_verification = False  # read by v1/worker/gpu/warmup.py
 
@@ -48,7 +50,7 @@ class TreeSampler:
         positions = self.state.tree_positions(input_batch.logits_indices)
         input_ids = input_batch.input_ids[input_batch.logits_indices]
 
-        # As in the stock rejection sampler: bound the fp32 copy of the logits by sampling whole requests in chunks.
+        # As the stock rejection sampler: whole requests in chunks, to bound the fp32 copy of the logits.
         bounds = input_batch.cu_num_logits_np
         limit = get_max_chunk_logits(logits.shape[1])
         chunks = [(0, input_batch.num_reqs)]
@@ -56,7 +58,9 @@ class TreeSampler:
             chunks = list(_iter_request_chunks(bounds, limit))
         walks, logprobs = [], []
         for first, last in chunks:
-            rows = slice(int(bounds[first]), int(bounds[last])) if len(chunks) > 1 else slice(0, logits.shape[0])
+            rows = (
+                slice(int(bounds[first]), int(bounds[last])) if len(chunks) > 1 else slice(0, logits.shape[0])
+            )
             starts = input_batch.cu_num_logits[first : last + 1] - rows.start
             sampled, processed = self.sampler.sample(
                 logits[rows],
@@ -70,14 +74,18 @@ class TreeSampler:
                 return_logprobs=dims is not None,
             )
             blocked = None if invalid_drafts is None else invalid_drafts[rows]
-            index, inside, result = self._walk(step, slice(first, last), starts, sampled, input_ids[rows], blocked)
+            index, inside, result = self._walk(
+                step, slice(first, last), starts, sampled, input_ids[rows], blocked
+            )
             walks.append(result)
             if dims is not None:
                 source = processed if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits[rows]
                 mapping = input_batch.expanded_idx_mapping[rows]
                 logprobs.append(self._logprobs(source, result, index, inside, starts, dims, mapping))
 
-        accepted = walks[0] if len(walks) == 1 else Walk(*(torch.cat(parts) for parts in zip(*walks, strict=True)))
+        accepted = (
+            walks[0] if len(walks) == 1 else Walk(*(torch.cat(parts) for parts in zip(*walks, strict=True)))
+        )
         self.state.accepted(accepted)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             accepted.num_emitted.clone(),
@@ -132,7 +140,9 @@ class TreeSampler:
         target = torch.where(inside, index, rows).flatten()
         order = torch.arange(rows + 1, device=scores.device)
         order.scatter_(0, target, index.gather(1, columns).flatten())
-        emitted = torch.nn.functional.pad(result.tokens, (0, max(0, width - result.tokens.shape[1])), value=-1)
+        emitted = torch.nn.functional.pad(
+            result.tokens, (0, max(0, width - result.tokens.shape[1])), value=-1
+        )
         sampled = torch.zeros(rows + 1, dtype=torch.int64, device=scores.device)
         sampled.scatter_(0, target, emitted[:, :width].clamp(min=0).flatten())
         num_logprobs, max_token_ids = dims

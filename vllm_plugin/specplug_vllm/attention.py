@@ -1,8 +1,9 @@
 """Attention of tree rows, in two passes merged by their log-sum-exp.
 
-The *prefix pass* lets every window row see the committed prefix: the same for all rows, so the engine's own fast
-kernel can do it without a mask. The *in-tree pass* lets a row see its ancestors and itself: the window's keys and
-values are this step's own rows, so it needs no paging. Rows outside windows keep the engine's ordinary path.
+The *prefix pass* lets every window row see the committed prefix: the same for all rows, so the engine's own
+fast kernel can do it without a mask. The *in-tree pass* lets a row see its ancestors and itself: the window's
+keys and values are this step's own rows, so it needs no paging. Rows outside windows keep the engine's
+ordinary path.
 """
 
 from __future__ import annotations
@@ -48,9 +49,16 @@ class TreeAttention:
         return output
 
     def prefix_pass(
-        self, layer: Any, queries: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: Any, trees: AttentionTrees
+        self,
+        layer: Any,
+        queries: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        trees: AttentionTrees,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of [T, W, H, D] queries to each request's committed prefix: (out [T, W, H, D], lse [T, W, H])."""
+        """Attention of [T, W, H, D] queries to each request's committed prefix: (out [T, W, H, D], lse [T, W,
+        H]).
+        """
         raise NotImplementedError
 
     @staticmethod

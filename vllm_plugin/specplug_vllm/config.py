@@ -1,9 +1,9 @@
 """From the user's ``--speculative-config`` to a vLLM SpeculativeConfig that drafts trees.
 
-vLLM keeps one number, ``num_speculative_tokens``, for two things that differ on a tree: how many rows a request
-verifies and how deep the drafter looks. The stock configuration is made first with the *depth* (so that every stock
-check of the drafter applies), then re-classed with the *node budget* as its width; the depth is kept apart and
-handed to the drafter alone (:mod:`specplug_vllm.speculator`).
+vLLM keeps one number, ``num_speculative_tokens``, for two things that differ on a tree: how many rows a
+request verifies and how deep the drafter looks. The stock configuration is made first with the *depth* (so
+that every stock check of the drafter applies), then re-classed with the *node budget* as its width; the depth
+is kept apart and handed to the drafter alone (:mod:`specplug_vllm.speculator`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ HOST_KEYS = frozenset(
 
 
 class TreeSpeculativeConfig(SpeculativeConfig):
-    """``method`` stays the drafter's stock name (``dflash`` or ``dspark``), so every stock branch on it holds.
+    """``method`` stays the drafter's stock name (``dflash`` or ``dspark``), so every stock branch on it
+    holds.
 
     ``num_speculative_tokens`` is the node budget B: the scheduler gives a request 1 + B rows.
     """
@@ -57,7 +58,8 @@ class TreeSpeculativeConfig(SpeculativeConfig):
         return self.drafter_slots
 
     def compute_hash(self) -> str:
-        return f"{super().compute_hash()}-ddtree-{self.num_speculative_tokens}-{self.tree_depth}-{self.tree_candidates}"
+        tree = (self.num_speculative_tokens, self.tree_depth, self.tree_candidates)
+        return "-".join((super().compute_hash(), METHOD, *map(str, tree)))
 
     def __repr__(self) -> str:
         model = self.draft_model_config.model
@@ -74,13 +76,18 @@ def _merged(args: Any) -> dict[str, Any]:
     if len(merged) < len(given):
         spellings = sorted(str(key) for key in given if "-" in str(key))
         raise ValueError(
-            f"{spellings[0]} is given twice in the speculative config, with dashes and with underscores; keep one."
+            f"{spellings[0]} is given twice in the speculative config, with dashes and with underscores; "
+            "keep one."
         )
-    for flag, key in (("spec_method", "method"), ("spec_model", "model"), ("spec_tokens", "num_speculative_tokens")):
+    for flag, key in (
+        ("spec_method", "method"),
+        ("spec_model", "model"),
+        ("spec_tokens", "num_speculative_tokens"),
+    ):
         value = getattr(args, flag, None)
         if value is not None and key in merged:
             raise ValueError(
-                f"--{flag.replace('_', '-')} and --speculative-config['{key}'] are both given; give one of them."
+                f"--{flag.replace('_', '-')} and --speculative-config['{key}'] are both given; give one."
             )
         if value is not None:
             merged[key] = value
@@ -96,9 +103,9 @@ def requested(args: Any) -> bool:
 def check_stock_method(args: Any) -> None:
     """Name the right method where a stock one is pointed at the other kind of block draft.
 
-    vLLM itself refuses a DSpark draft under ``dflash`` with a list of every architecture it knows, and takes a DFlash
-    draft under ``dspark`` for DeepSeek-V4, which fails while weights are loaded. Only plain local folders are looked
-    at, and whatever cannot be read is left to vLLM.
+    vLLM itself refuses a DSpark draft under ``dflash`` with a list of every architecture it knows, and takes
+    a DFlash draft under ``dspark`` for DeepSeek-V4, which fails while weights are loaded. Only plain local
+    folders are looked at, and whatever cannot be read is left to vLLM.
 
     Raises:
         ValueError: vLLM could not have served this pair of method and draft.
@@ -127,7 +134,8 @@ def create_tree_config(
         args: the EngineArgs it is called on; not changed.
 
     Raises:
-        ValueError: an unknown or impossible option, a draft that does not fit the target, an engine feature trees do
+        ValueError: an unknown or impossible option, a draft that does not fit the target, an engine feature
+        trees do
             not work with, or a vLLM whose hooks are not where we expect them.
     """
     raw = _merged(args)
@@ -135,7 +143,8 @@ def create_tree_config(
     options, host_options = parse_options(raw, passthrough=HOST_KEYS)
     draft = read_draft(options.model, revision=host_options.get("revision"))
     check_pair(draft, target_model_config.hf_config.to_dict())
-    # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 drafted rows, not for the drafter's.
+    # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 drafted rows, not for the
+    # drafter's.
     depth = min(resolve_depth(options, draft), options.tree_budget)
     check_engine(args, target_model_config, target_parallel_config)
     missing = [hook for hook in check_hooks() if not hook.ok]

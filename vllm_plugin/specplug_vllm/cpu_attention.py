@@ -21,7 +21,9 @@ _ISA = "vec"
 
 
 def key_value_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of a cache [blocks, kv_heads, block, 2 * head]: keys [blocks, kv_heads, head, block], values [.., block, head]."""
+    """Views of a cache [blocks, kv_heads, block, 2 * head]: keys [blocks, kv_heads, head, block], values [..,
+    block, head].
+    """
     blocks, kv_heads, block, width = kv_cache.shape
     head = width // 2
     keys, values = kv_cache.view(blocks, kv_heads, 2 * block, head).chunk(2, dim=2)
@@ -50,7 +52,12 @@ class CPUTreeImpl(TreeAttention, CPUAttentionBackendImpl):
     """Prefix pass in plain torch over gathered blocks."""
 
     def prefix_pass(
-        self, layer: Any, queries: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: Any, trees: AttentionTrees
+        self,
+        layer: Any,
+        queries: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        trees: AttentionTrees,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = key_value_views(kv_cache)
         block = values.shape[2]

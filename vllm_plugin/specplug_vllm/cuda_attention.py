@@ -1,4 +1,5 @@
-"""Tree attention on vLLM's FlashAttention backend: its own kernel does the prefix pass and returns the log-sum-exp.
+"""Tree attention on vLLM's FlashAttention backend: its own kernel does the prefix pass and returns the
+log-sum-exp.
 
 Written from the source of vLLM 0.32.0 and not yet run on a GPU.
 """
@@ -44,7 +45,12 @@ class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
             )
 
     def prefix_pass(
-        self, layer: Any, queries: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: Any, trees: AttentionTrees
+        self,
+        layer: Any,
+        queries: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        trees: AttentionTrees,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)  # [blocks, block, Hkv, D] each
         requests, width = queries.shape[:2]
@@ -63,7 +69,9 @@ class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
             fa_version=self.vllm_flash_attn_version,
             return_softmax_lse=True,
         )
-        return out.view(queries.shape).float(), lse.T.reshape(requests, width, self.num_heads)  # lse is [H, T * W]
+        return out.view(queries.shape).float(), lse.T.reshape(
+            requests, width, self.num_heads
+        )  # lse is [H, T * W]
 
     @staticmethod
     def move_kv(kv_cache: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> None:

@@ -1,8 +1,9 @@
-"""The hook table: every vLLM name the adapter relies on, checked by reading vLLM's source, not by importing it.
+"""The hook table: every vLLM name the adapter relies on, checked by reading vLLM's source, not by importing
+it.
 
-Reading is fast, safe in any process, and works on a release that this machine cannot run. A check says what is
-missing, so a vLLM that moved a seam is refused in one sentence instead of failing at the first request. Checked by
-``method: ddtree`` at start, by ``specplug doctor``, and by the tests.
+Reading is fast, safe in any process, and works on a release that this machine cannot run. A check says what
+is missing, so a vLLM that moved a seam is refused in one sentence instead of failing at the first request.
+Checked by ``method: ddtree`` at start, by ``specplug doctor``, and by the tests.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple
 
 
 class Hook(NamedTuple):
-    """One seam. ``kind``: patch (we wrap it), subclass (we override it), seam (vLLM calls or reads what we give it),
-    use (we call it)."""
+    """One seam. ``kind``: patch (we wrap it), subclass (we override it), seam (vLLM calls or reads what we
+    give it), use (we call it)."""
 
     path: str  # file below the vllm package
     symbol: str  # function, Class or Class.method in that file
@@ -56,7 +57,12 @@ HOOKS: tuple[Hook, ...] = (
         "subclass",
         "slots of the drafter's queries follow depth, not the node budget",
     ),
-    Hook("config/speculative.py", "SpeculativeConfig.compute_hash", "subclass", "the compile cache sees the tree"),
+    Hook(
+        "config/speculative.py",
+        "SpeculativeConfig.compute_hash",
+        "subclass",
+        "the compile cache sees the tree",
+    ),
     Hook(
         "config/vllm.py",
         "VllmConfig.num_lookahead_tokens",
@@ -65,7 +71,12 @@ HOOKS: tuple[Hook, ...] = (
         mentions=("use_dflash", "use_eagle", "num_speculative_tokens"),
     ),
     Hook("config/parallel.py", "ParallelConfig", "seam", "our worker class", mentions=("worker_cls",)),
-    Hook("v1/worker/gpu_worker.py", "Worker.init_device", "subclass", "replaces the drafter of the runner it built"),
+    Hook(
+        "v1/worker/gpu_worker.py",
+        "Worker.init_device",
+        "subclass",
+        "replaces the drafter of the runner it built",
+    ),
     Hook("v1/worker/cpu_worker.py", "CPUWorker.init_device", "subclass", "the same on the CPU"),
     Hook(
         _RUNNER,
@@ -113,7 +124,11 @@ HOOKS: tuple[Hook, ...] = (
     *(
         Hook(f"{_GPU}/model_states/default.py", f"DefaultModelState.{name}", "subclass", why, params=params)
         for name, why, params in (
-            ("prepare_attn", "lays out the step's trees", ("input_batch", "slot_mappings", "kv_cache_config")),
+            (
+                "prepare_attn",
+                "lays out the step's trees",
+                ("input_batch", "slot_mappings", "kv_cache_config"),
+            ),
             ("prepare_inputs", "depth positions", ("input_batch", "req_states")),
             ("prepare_dummy_inputs", "the same buffer while graphs are captured", ("num_reqs", "num_tokens")),
             ("add_request", "forgets the slot's last tree", ("req_index", "new_req_data")),
@@ -201,7 +216,13 @@ HOOKS: tuple[Hook, ...] = (
         "bounds the fp32 logits buffer as the stock sampler does",
         params=("cu_num_logits", "max_chunk_logits"),
     ),
-    Hook(f"{_GPU}/spec_decode/rejection_sampler.py", "get_max_chunk_logits", "use", "the same", params=("vocab_size",)),
+    Hook(
+        f"{_GPU}/spec_decode/rejection_sampler.py",
+        "get_max_chunk_logits",
+        "use",
+        "the same",
+        params=("vocab_size",),
+    ),
     Hook(
         _DFLASH,
         "DFlashSpeculator.propose",
@@ -232,7 +253,12 @@ HOOKS: tuple[Hook, ...] = (
         "the first moment the target model is in hand",
         params=("target_model", "target_attn_layer_names"),
     ),
-    Hook(f"{_GPU}/spec_decode/speculator.py", "DraftModelSpeculator.compute_draft_logits", "use", "DFlash logits"),
+    Hook(
+        f"{_GPU}/spec_decode/speculator.py",
+        "DraftModelSpeculator.compute_draft_logits",
+        "use",
+        "DFlash logits",
+    ),
     Hook(
         _DSPARK,
         "DSparkSpeculator._generate_draft",
@@ -254,7 +280,13 @@ HOOKS: tuple[Hook, ...] = (
         "use",
         "base logits without the head",
     ),
-    Hook("v1/attention/backends/registry.py", "register_backend", "use", "our attention backend", params=("backend",)),
+    Hook(
+        "v1/attention/backends/registry.py",
+        "register_backend",
+        "use",
+        "our attention backend",
+        params=("backend",),
+    ),
     Hook(
         _CPU_ATTN,
         "CPUAttentionBackendImpl.forward",
@@ -315,7 +347,9 @@ def _names(node: ast.AST) -> set[str]:
     names: set[str] = set()
     for child in ast.walk(node):
         match child:
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+            case (
+                ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name))
+            ):
                 names.add(name)
             case ast.Constant(value=str(name)):
                 names.add(name)
@@ -332,7 +366,9 @@ def _check(root: Path, hook: Hook) -> HookStatus:
         return HookStatus(name, False, f"not found; {hook.why}")
     if isinstance(node, ast.FunctionDef):
         arguments = node.args
-        taken = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        taken = {
+            argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        }
         absent = [param for param in hook.params if param not in taken]
         if absent:
             return HookStatus(name, False, f"takes no argument {', '.join(absent)}; {hook.why}")
@@ -354,6 +390,8 @@ def check_hooks(root: Path | None = None) -> list[HookStatus]:
     if root is None:
         spec = importlib.util.find_spec("vllm")
         if spec is None or spec.origin is None:
-            raise ModuleNotFoundError("vLLM is not installed in this environment; install it beside specplug.")
+            raise ModuleNotFoundError(
+                "vLLM is not installed in this environment; install it beside specplug."
+            )
         root = Path(spec.origin).parent
     return [_check(root, hook) for hook in HOOKS]

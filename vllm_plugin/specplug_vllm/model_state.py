@@ -1,5 +1,6 @@
-"""The target's ModelState: vLLM asks it for positions and attention metadata before the forward, for the acceptance
-object once, and calls it when tokens have been accepted. It lays out the step's trees and commits the accepted path.
+"""The target's ModelState: vLLM asks it for positions and attention metadata before the forward, for the
+acceptance object once, and calls it when tokens have been accepted. It lays out the step's trees and commits
+the accepted path.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class Step:
 
 
 def chain_reasons(params: Any) -> list[str]:
-    """Why a request's drafts must be chains: stages of vLLM's sampler that read the tokens *before* a row take the
-    rows above it for its history, which on a chain they are."""
+    """Why a request's drafts must be chains: stages of vLLM's sampler that read the tokens *before* a row
+    take the rows above it for its history, which on a chain they are."""
     if params is None:
         return []
     reasons = {
-        "penalties": params.repetition_penalty != 1.0 or params.presence_penalty != 0 or params.frequency_penalty != 0,
+        "penalties": params.repetition_penalty != 1.0
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0,
         "bad_words": bool(params.bad_words),
         "structured_outputs": params.structured_outputs is not None,
         "thinking_token_budget": params.thinking_token_budget is not None,
@@ -184,7 +187,9 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             assert self.step is not None
             speculator.pending_commit = commit(self.step.windows, walk.path, walk.num_emitted)
 
-        def postprocess_state(self, idx_mapping: torch.Tensor, num_sampled: Any, *args: Any, **kwargs: Any) -> None:
+        def postprocess_state(
+            self, idx_mapping: torch.Tensor, num_sampled: Any, *args: Any, **kwargs: Any
+        ) -> None:
             super().postprocess_state(idx_mapping, num_sampled, *args, **kwargs)
             moves = speculator.pending_commit
             if moves is None or self.step is None:
@@ -197,4 +202,3 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
                         layer.impl.move_kv(layer.kv_cache, source, destination)
 
     return TreeModelState
-

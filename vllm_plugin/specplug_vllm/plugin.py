@@ -1,9 +1,10 @@
-"""Entry point of the group ``vllm.general_plugins``: runs in the API server, the engine core, every worker and the
-model-inspection subprocess, so it is light, re-entrant, and leaves vLLM as it was when it has nothing to do.
+"""Entry point of the group ``vllm.general_plugins``: runs in the API server, the engine core, every worker
+and the model-inspection subprocess, so it is light, re-entrant, and leaves vLLM as it was when it has nothing
+to do.
 
-The one wrapped vLLM function is ``EngineArgs.create_speculative_config``. There is no registry of speculative methods
-in vLLM (``SpeculativeConfig.method`` is a Literal and unknown keys are refused), so nothing else could accept
-``"method": "ddtree"``. Delete the wrapper when vLLM has such a registry.
+The one wrapped vLLM function is ``EngineArgs.create_speculative_config``. There is no registry of speculative
+methods in vLLM (``SpeculativeConfig.method`` is a Literal and unknown keys are refused), so nothing else
+could accept ``"method": "ddtree"``. Delete the wrapper when vLLM has such a registry.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def status() -> Status:
 
 
 def register() -> None:
-    """Teach vLLM's argument parsing the method ``ddtree``. Idempotent; never breaks vLLM unless asked to be strict.
+    """Teach vLLM's argument parsing the method ``ddtree``. Idempotent; never breaks vLLM unless asked to be
+    strict.
 
     Raises:
         RuntimeError: only with ``SPECPLUG_STRICT=1``, when vLLM lacks the function we wrap.

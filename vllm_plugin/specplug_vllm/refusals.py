@@ -20,7 +20,7 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
     if envs.VLLM_USE_V2_MODEL_RUNNER is False:
         yield "VLLM_USE_V2_MODEL_RUNNER=0 asks for the V1 model runner; unset it, trees run on V2 only."
     if not HAS_TRITON:
-        yield "vLLM's V2 model runner needs Triton with a live backend, and this process has none; install Triton."
+        yield "vLLM's V2 model runner needs Triton with a live backend and finds none; install Triton."
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         yield f"the platform {current_platform.device_name} is not supported; use CUDA or the CPU."
     if parallel.worker_cls != "auto":
@@ -35,17 +35,17 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
         if size != 1:
             yield f"{name} is {size}, which is untested with trees; set it to 1."
     if parallel.use_ubatching:
-        yield "dual-batch overlap splits a step between requests' trees; leave --enable-dbo and --ubatch-size out."
+        yield "dual-batch overlap splits a step; leave --enable-dbo and --ubatch-size out."
     if model.is_hybrid or model.is_attention_free:
-        yield "the target has recurrent (Mamba-like) layers, whose state cannot follow a branch; use an attention-only target."
+        yield "the target's recurrent (Mamba-like) layers cannot follow a branch; use an attention-only target."
     if model.use_mla:
         yield "the target uses MLA attention, which is not served yet; use a target with ordinary attention."
     if model.is_encoder_decoder:
         yield "the target is an encoder-decoder model; use a decoder-only target."
     if model.get_sliding_window() is not None:
-        yield "the target has sliding-window layers, whose window would count rows instead of depth; use a full-attention target."
+        yield "the target's sliding window would count rows instead of depth; use a full-attention target."
     if model.supports_multimodal_inputs or model.uses_mrope:
-        yield "the target takes multi-modal inputs, whose positions are not one number a row; use a text-only target."
+        yield "the target takes multi-modal inputs, untested with trees; use a text-only target."
     if str(args.kv_cache_dtype).startswith("fp8"):
         yield f"kv_cache_dtype {args.kv_cache_dtype} is untested with trees; use auto."
     for flag, why in (
@@ -70,10 +70,11 @@ def check_attention_layers(layers: dict[str, Any]) -> None:
             value = getattr(impl, attribute, None)
             if value is not None and not (isinstance(value, int | float) and value == 0):
                 raise ValueError(
-                    f"method ddtree refuses: layer {name} uses {attribute}, which the in-tree attention pass does "
-                    "not apply; use a target without it."
+                    f"method ddtree refuses: layer {name} uses {attribute}, which the in-tree attention pass "
+                    "does not apply; use a target without it."
                 )
         if getattr(impl, "kv_sharing_target_layer_name", None):
             raise ValueError(
-                f"method ddtree refuses: layer {name} shares another layer's KV cache; use a target without sharing."
+                f"method ddtree refuses: layer {name} shares another layer's KV cache; "
+                "use a target without sharing."
             )

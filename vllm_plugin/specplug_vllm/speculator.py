@@ -32,10 +32,14 @@ class TreeSpeculator:
         super().__init__(drafter_config, device)
         self.store = TreeStore(self.max_num_reqs, self.budget, device)
         self.tree_tokens = torch.zeros(self.max_num_reqs, self.budget, dtype=torch.int64, device=device)
-        self.pending_commit: Commit | None = None  # set by the ModelState after acceptance, used once by propose
+        self.pending_commit: Commit | None = (
+            None  # set by the ModelState after acceptance, used once by propose
+        )
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        """Also names the target's ModelState class: this runs after the target is loaded and before its state is made."""
+        """Also names the target's ModelState class: this runs after the target is loaded and before its state
+        is made.
+        """
         base = resolve_model_state_cls(self.vllm_config, target_model)
         state_cls = tree_model_state_cls(base, self, frozenset(target_attn_layer_names))
         target_model.get_model_state_cls = lambda: state_cls
@@ -55,7 +59,9 @@ class TreeSpeculator:
         cudagraph_runtime_mode: Any = None,
     ) -> None:
         mode = {} if cudagraph_runtime_mode is None else {"cudagraph_runtime_mode": cudagraph_runtime_mode}
-        hidden = self._run_model(num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, **mode)
+        hidden = self._run_model(
+            num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, **mode
+        )
         samples = num_reqs * self.depth
         table = self.table(hidden[self.sample_indices[:samples]], num_reqs)
         slots = self.store.slots(self.sample_idx_mapping[:samples].view(num_reqs, self.depth)[:, 0])

@@ -1,4 +1,6 @@
-"""What both workers do: our attention backend before the model is loaded, our drafter in place of the stock one."""
+"""What both workers do: our attention backend before the model is loaded, our drafter in place of the stock
+one.
+"""
 
 from __future__ import annotations
 
