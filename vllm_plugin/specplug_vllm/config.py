@@ -135,16 +135,14 @@ def create_tree_config(
 
     Raises:
         ValueError: an unknown or impossible option, a draft that does not fit the target, an engine feature
-        trees do
-            not work with, or a vLLM whose hooks are not where we expect them.
+            trees do not work with, or a vLLM whose hooks are not where we expect them.
     """
     raw = _merged(args)
     raw.pop("method", None)
     options, host_options = parse_options(raw, passthrough=HOST_KEYS)
     draft = read_draft(options.model, revision=host_options.get("revision"))
     check_pair(draft, target_model_config.hf_config.to_dict())
-    # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 drafted rows, not for the
-    # drafter's.
+    # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 rows, not for the drafter's.
     depth = min(resolve_depth(options, draft), options.tree_budget)
     check_engine(args, target_model_config, target_parallel_config)
     missing = [hook for hook in check_hooks() if not hook.ok]
@@ -160,7 +158,7 @@ def create_tree_config(
     stock_args.speculative_config = {
         **host_options,
         "method": draft.base_method,
-        "model": options.model,
+        "model": str(draft.path) if Path(options.model).expanduser().is_dir() else options.model,
         "num_speculative_tokens": depth,
     }
     config = original(stock_args, target_model_config, target_parallel_config)

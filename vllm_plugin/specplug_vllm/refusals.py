@@ -37,7 +37,7 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
     if parallel.use_ubatching:
         yield "dual-batch overlap splits a step; leave --enable-dbo and --ubatch-size out."
     if model.is_hybrid or model.is_attention_free:
-        yield "the target's recurrent (Mamba-like) layers cannot follow a branch; use an attention-only target."
+        yield "the target's recurrent layers cannot follow a branch; use an attention-only target."
     if model.use_mla:
         yield "the target uses MLA attention, which is not served yet; use a target with ordinary attention."
     if model.is_encoder_decoder:
