@@ -68,22 +68,33 @@ def register() -> None:
     if not hasattr(original, _MARK):
         EngineArgs.create_speculative_config = _accepting_ddtree(original)
     _status = Status(True, "method ddtree is accepted")
-    logger.info(
-        "specplug %s loaded in %s (pid %d)",
-        specplug.__version__,
-        multiprocessing.current_process().name,
-        os.getpid(),
+    announce()
+
+
+def announce() -> None:
+    """Log that the plugin is in this process.
+
+    Called again when ddtree is asked for: an API server loads plugins before it sets up logging.
+    """
+    from vllm.logger import init_logger
+
+    process = multiprocessing.current_process().name
+    init_logger("vllm.specplug").info(
+        "specplug %s loaded in %s (pid %d)", specplug.__version__, process, os.getpid()
     )
 
 
 def _accepting_ddtree(original: Any) -> Any:
     @functools.wraps(original)
     def create_speculative_config(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
+        if not (self.speculative_config or getattr(self, "spec_method", None)):
+            return original(self, target_model_config, target_parallel_config)
         from specplug_vllm.config import check_stock_method, create_tree_config, requested
 
         if not requested(self):
             check_stock_method(self)
             return original(self, target_model_config, target_parallel_config)
+        announce()
         return create_tree_config(original, self, target_model_config, target_parallel_config)
 
     setattr(create_speculative_config, _MARK, original)
