@@ -276,6 +276,7 @@ def test_doctor_checks_the_pair(healthy, capsys):
 
 
 LOG = """(APIServer pid=10) INFO hello
+(APIServer pid=10) INFO [plugin.py:69] specplug 0.1.0 loaded in MainProcess (pid 10)
 (EngineCore pid=11) INFO [plugin.py:69] specplug 0.1.0 loaded in EngineCore (pid 11)
 (VllmWorker-0 pid=12) INFO [plugin.py:69] specplug 0.1.0 loaded in VllmWorker-0 (pid 12)
 (Worker pid=12) INFO Using V2 Model Runner
@@ -283,7 +284,7 @@ LOG = """(APIServer pid=10) INFO hello
 
 
 def test_doctor_finds_the_plugin_in_each_process():
-    checks = list(doctor.process_checks(LOG, api_server=10))
+    checks = list(doctor.process_checks(LOG))
     assert [(check.name, check.state) for check in checks] == [
         ("APIServer", "ok"), ("EngineCore", "ok"), ("Worker", "ok"),
     ]  # fmt: skip
@@ -291,5 +292,5 @@ def test_doctor_finds_the_plugin_in_each_process():
 
 def test_doctor_finds_a_process_without_the_plugin():
     log = LOG + "(Worker_TP1 pid=13) INFO Using V2 Model Runner\n"
-    (failed,) = [check for check in doctor.process_checks(log, api_server=10) if check.state != "ok"]
+    (failed,) = [check for check in doctor.process_checks(log) if check.state != "ok"]
     assert failed == ("Worker_TP1", "failed", "specplug is not loaded (pid 13)")
