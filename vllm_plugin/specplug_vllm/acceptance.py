@@ -81,7 +81,7 @@ class TreeSampler:
             if dims is not None:
                 source = processed if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits[rows]
                 mapping = input_batch.expanded_idx_mapping[rows]
-                logprobs.append(self._logprobs(source, result, index, inside, starts, dims, mapping))
+                logprobs.append(self._logprobs(source, result, index, inside, dims, mapping))
 
         accepted = (
             walks[0] if len(walks) == 1 else Walk(*(torch.cat(parts) for parts in zip(*walks, strict=True)))
@@ -96,7 +96,7 @@ class TreeSampler:
         )
         return SamplerOutput(
             sampled_token_ids=accepted.tokens,
-            logprobs_tensors=self._concatenated(logprobs, bounds),
+            logprobs_tensors=self._concatenated(logprobs, input_batch.cu_num_logits),
             num_nans=num_nans,
             num_sampled=num_sampled,
             num_rejected=num_rejected,
@@ -129,7 +129,6 @@ class TreeSampler:
         result: Walk,
         index: torch.Tensor,  # [r, W]
         inside: torch.Tensor,  # [r, W]
-        starts: torch.Tensor,
         dims: tuple[int, int],
         request_of_row: torch.Tensor,  # [l] int64
     ) -> LogprobsTensors:
@@ -150,7 +149,6 @@ class TreeSampler:
             scores[order[:rows]],
             num_logprobs,
             sampled[:rows],
-            starts.clone(),
             logprob_token_ids_state=self.sampler.logprob_token_ids_state,
             expanded_idx_mapping=request_of_row,
             max_per_req_token_ids=max_token_ids,
@@ -158,7 +156,10 @@ class TreeSampler:
         )
 
     @staticmethod
-    def _concatenated(parts: list[LogprobsTensors], bounds: Any) -> LogprobsTensors | None:
-        if len(parts) <= 1:
-            return parts[0] if parts else None
-        return LogprobsTensors.cat(parts, cu_num_generated_tokens=bounds.tolist())
+    def _concatenated(
+        parts: list[LogprobsTensors],
+        bounds: torch.Tensor,  # [R + 1] int32, first logits row of each request
+    ) -> LogprobsTensors | None:
+        if not parts:
+            return None
+        return LogprobsTensors.cat(parts)._replace(cu_num_generated_tokens_tensor=bounds.clone())

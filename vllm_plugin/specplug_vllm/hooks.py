@@ -9,7 +9,6 @@ Checked by ``method: ddtree`` at start, by ``specplug doctor``, and by the tests
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.util
 from pathlib import Path
 from typing import NamedTuple
@@ -324,11 +323,6 @@ HOOKS: tuple[Hook, ...] = (
 )
 
 
-@functools.cache
-def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def _find(module: ast.Module, symbol: str) -> ast.AST | None:
     node: ast.AST = module
     for name in symbol.split("."):
@@ -356,12 +350,11 @@ def _names(node: ast.AST) -> set[str]:
     return names
 
 
-def _check(root: Path, hook: Hook) -> HookStatus:
+def _check(module: ast.Module | None, hook: Hook) -> HookStatus:
     name = f"{hook.path}:{hook.symbol}"
-    file = root / hook.path
-    if not file.is_file():
+    if module is None:
         return HookStatus(name, False, f"no such file in this vLLM; {hook.why}")
-    node = _find(_parse(file), hook.symbol)
+    node = _find(module, hook.symbol)
     if node is None:
         return HookStatus(name, False, f"not found; {hook.why}")
     if isinstance(node, ast.FunctionDef):
@@ -394,4 +387,10 @@ def check_hooks(root: Path | None = None) -> list[HookStatus]:
                 "vLLM is not installed in this environment; install it beside specplug."
             )
         root = Path(spec.origin).parent
-    return [_check(root, hook) for hook in HOOKS]
+    # Parsed here and dropped on return: the trees of these files are some 20 MB.
+    modules = {path: _parse(root / path) for path in dict.fromkeys(hook.path for hook in HOOKS)}
+    return [_check(modules[hook.path], hook) for hook in HOOKS]
+
+
+def _parse(file: Path) -> ast.Module | None:
+    return ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else None

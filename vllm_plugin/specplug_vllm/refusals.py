@@ -66,6 +66,11 @@ def check_attention_layers(layers: dict[str, Any]) -> None:
     """Raise ValueError for a target attention layer whose scores the in-tree pass would not reproduce."""
     for name, layer in layers.items():
         impl = layer.impl
+        if not hasattr(impl, "move_kv"):  # vLLM remembers its first choice of backend as long as the process
+            raise ValueError(
+                f"method ddtree refuses: layer {name} runs on {type(impl).__name__}, which this process "
+                "chose for an earlier engine; start the engine in a process of its own."
+            )
         for attribute in ("logits_soft_cap", "sinks", "alibi_slopes"):
             value = getattr(impl, attribute, None)
             if value is not None and not (isinstance(value, int | float) and value == 0):
