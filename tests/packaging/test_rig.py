@@ -143,3 +143,36 @@ def test_the_interpreter_is_wrong_before_the_repair_and_right_after(tmp_path):
     assert before == "True;refused;refused;passed"
     assert after == "True;[-1, 1, -1, 3, -1, 5, -1, 7];[0, 1, 2, 3, 4, 5, 6, 7];passed"
     assert with_asserts == "asserted"
+
+
+SAMPLING = """
+import torch
+import vllm
+from vllm.v1.worker.cpu import shm  # gives torch.cuda its stand-ins
+from vllm.v1.worker.gpu.sample import gumbel, sampler
+from specplug_rig import vllm_kernels
+
+stock = gumbel.gumbel_sample
+vllm_kernels.register()
+torch.manual_seed(0)
+logits = torch.randn(24, 1500).mul(3).round()  # two blocks of the kernel, and many ties
+of_row = torch.arange(24) % 4
+seeds, positions = torch.arange(4), torch.arange(24)
+options = {"apply_temperature": True, "is_drafting": False, "use_fp64": False}
+
+def both(temperature):
+    rows = (logits, of_row, temperature, seeds, positions)
+    return sampler.gumbel_sample(*rows, **options), stock(*rows, **options)
+
+for temperature in ([0.0, 0, 0, 0], [0.8, 0, 1.3, 0], [0.7, 1, 1, 2]):
+    ours, kernel = both(torch.tensor(temperature))
+    print(torch.equal(ours, kernel), bool((ours == logits.argmax(-1)).all()))
+"""
+
+
+@pytest.mark.vllm
+def test_sampling_is_vllms_with_and_without_noise(tmp_path):
+    script = tmp_path / "sampling.py"
+    script.write_text(SAMPLING)
+    printed = python(f"import runpy; runpy.run_path({str(script)!r})", "1").splitlines()
+    assert printed[-3:] == ["True True", "True False", "True False"]
