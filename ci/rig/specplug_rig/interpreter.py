@@ -4,6 +4,8 @@
   to fp32 first.
 - masks that are not boolean arrays are refused: integers in `tl.load`, and what `and` of two scalars gives.
 - `tl.device_assert` and overflow checks are off unless asked for.
+- every call of a device function rebuilds the patched `tl` that its kernel already runs under, a third of the
+  time of vLLM's sampling kernels: once a launch is enough.
 
 `install()` from a conftest, after TRITON_INTERPRET=1 is set and before a kernel is imported. Not repaired:
 `a and b` on tensors evaluates to b (write `&`), and autotuning over several configurations fails.
@@ -26,9 +28,33 @@ def install(*, device_asserts: bool = False) -> None:
         builder.create_dot = _widening_dot(builder.create_dot)
         builder.create_masked_load = _boolean_mask(builder.create_masked_load, position=1)
         builder.create_masked_store = _boolean_mask(builder.create_masked_store, position=2)
+        interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
     if device_asserts:
         options = interpreter.interpreter_builder.options
         interpreter.interpreter_builder.options = dataclasses.replace(options, debug=True)
+
+
+def _once_a_launch(plain):
+    """Skip patching `tl` for a device function while its kernel's own patch is in place."""
+    patched: set[int] = set()  # ids of the language modules that the running launch has patched
+
+    def patch_lang(fn):
+        languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        if languages and languages <= patched:
+            return interpreter._LangPatchScope()
+        scope = plain(fn)
+        if not patched:
+            patched.update(languages)
+            restore = scope.restore
+
+            def end_of_launch():
+                patched.clear()
+                restore()
+
+            scope.restore = end_of_launch
+        return scope
+
+    return patch_lang
 
 
 def _widening_dot(plain):
