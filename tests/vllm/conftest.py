@@ -1,0 +1,29 @@
+"""Fixtures of the tests that run the real vLLM on a CPU (see ci/test for the environment)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests share modules of this folder
+
+from engine_rig import Reference
+
+
+@pytest.fixture(scope="session")
+def rig() -> None:
+    """vLLM's V2 runner needs Triton's interpreter, which is chosen when the process starts."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.fail("TRITON_INTERPRET=1 must be set before Python starts; run `ci/test vllm`")
+
+
+@pytest.fixture(scope="session")
+def plain(rig: None) -> Iterator[Reference]:
+    """Stock vLLM, plain decoding."""
+    reference = Reference()
+    yield reference
+    reference.close()
