@@ -32,7 +32,10 @@ JSON = {
 CASES = {
     "repetition penalty": (lambda: {"repetition_penalty": 1.4}, "penalties"),
     "frequency and presence": (lambda: {"frequency_penalty": 0.9, "presence_penalty": 0.8}, "penalties"),
-    "penalties, seeded": (lambda: {"temperature": 0.8, "seed": 7, "frequency_penalty": 0.9}, "penalties"),
+    "penalties, seeded": (
+        lambda: {"temperature": 0.8, "seed": 7, "frequency_penalty": 0.9, "max_tokens": 12},
+        "penalties",
+    ),
     "bad words": (lambda: {"bad_words": ["self", "return", " the", " in"]}, "bad_words"),
     "regex": (
         lambda: {"structured_outputs": _structured(regex=REGEX), "ignore_eos": False},
@@ -51,7 +54,10 @@ CASES = {
         "structured_outputs",
     ),
     "logprobs": (lambda: {"logprobs": 3}, None),
-    "logprobs, seeded": (lambda: {"logprobs": 3, "temperature": 0.8, "seed": 5, "top_p": 0.9}, None),
+    "logprobs, seeded": (
+        lambda: {"logprobs": 3, "temperature": 0.8, "seed": 5, "top_p": 0.9, "max_tokens": 12},
+        None,
+    ),
     "logprobs and penalties": (lambda: {"logprobs": 2, "repetition_penalty": 1.2}, "penalties"),
     "prompt logprobs": (lambda: {"prompt_logprobs": 2, "logprobs": 0}, None),
     "min tokens": (

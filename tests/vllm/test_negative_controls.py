@@ -121,9 +121,9 @@ def test_without_moving_the_features(trees, greedy, expected, untouched):
 def test_with_row_order_for_the_samplers_noise(plain, trees):
     from vllm import SamplingParams
 
-    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(8)]
-    expected = plain.generate(PROMPTS, params)
-    assert differences(expected, trees.generate(PROMPTS, params)) == []
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=20, ignore_eos=True) for i in range(4)]
+    expected = plain.generate(PROMPTS[:4], params)
+    assert differences(expected, trees.generate(PROMPTS[:4], params)) == []
 
     state = trees.state
 
@@ -136,7 +136,7 @@ def test_with_row_order_for_the_samplers_noise(plain, trees):
         )
 
     with mock.patch.object(state, "tree_positions", linear):
-        assert differences(expected, trees.generate(PROMPTS, params))
+        assert differences(expected, trees.generate(PROMPTS[:4], params))
 
 
 def test_without_reordering_the_logprobs(plain, trees):

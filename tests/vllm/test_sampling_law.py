@@ -10,7 +10,7 @@ from prompts import cut
 
 pytestmark = pytest.mark.vllm
 
-SAMPLES = 200
+SAMPLES = 120
 PROMPT = cut(2, 24)
 
 
@@ -18,10 +18,10 @@ def test_unseeded_sampling_has_the_laws_of_plain_decoding(plain):
     """Tokens two and three come from tree rows: the joint law against stock vLLM's, by chi-square."""
     threshold = 1e-4  # of a true null failing; the engines' own seeds are fixed, so the outcome is too
     expected = _triples(plain)
-    with engine(tree("dspark", 7), max_num_seqs=16) as trees:
+    with engine(tree("dspark", 3), max_num_seqs=16) as trees:
         assert _p_value(expected, _triples(trees)) > threshold
         assert trees.counters.accepted > 0
-        # The same test on an acceptance that takes half of the best children without asking the target.
+        # The same test on an acceptance that takes the best child without asking the target.
         assert _p_value(expected, _triples_of_a_biased_walk(trees)) < threshold
 
 
@@ -40,12 +40,9 @@ def _triples(source):
 def _triples_of_a_biased_walk(trees):
     from specplug_vllm import acceptance
 
-    generator = torch.Generator().manual_seed(5)
-
     def biased(parents, tokens, counts, sampled, **kwargs):
-        forced = torch.rand(sampled.shape[0], generator=generator) < 0.5
         sampled = sampled.clone()
-        sampled[:, 0] = torch.where(forced & (counts > 0), tokens[:, 0], sampled[:, 0])
+        sampled[:, 0] = torch.where(counts > 0, tokens[:, 0], sampled[:, 0])
         return stock(parents, tokens, counts, sampled, **kwargs)
 
     stock = acceptance.walk
