@@ -1,4 +1,4 @@
-"""A custom logits processor that reads the row above for its history: exact, because its requests draft chains.
+"""A custom logits processor that takes the row above for its history is exact: its requests draft chains.
 
 The control lets the same requests draft trees, where the row above is often a sibling.
 """
