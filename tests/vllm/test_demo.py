@@ -20,8 +20,18 @@ WAIT_SECONDS = 250
 
 
 def demo(*arguments: str) -> subprocess.Popen[str]:
-    command = [SPECPLUG, "demo", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """Started as from a terminal: Ctrl-C reaches it even where this test run ignores it (a background job)."""
+
+    def as_from_a_terminal():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(
+        [SPECPLUG, "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_from_a_terminal,
+    )
 
 
 def users_of(folder: Path) -> list[int]:
