@@ -121,7 +121,11 @@ class MarkovHead:
 
     def project(self, latent: torch.Tensor) -> torch.Tensor:
         """Bias [..., V_draft] fp32 of latent vectors [..., r]; the product is taken in w2's dtype."""
-        return self.scale * (latent.to(self.w2.dtype) @ self.w2.T).float()
+        return self.scaled((latent.to(self.w2.dtype) @ self.w2.T).float())
+
+    def scaled(self, bias: torch.Tensor) -> torch.Tensor:
+        """``scale * bias``, without a pass over the vocabulary where the scale is 1."""
+        return bias if self.scale == 1.0 else self.scale * bias
 
     def check_hidden(self, hidden: torch.Tensor | None) -> torch.Tensor:
         """``hidden`` if it has the H that this gated or rnn head reads. Raises ValueError otherwise."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import embedding, pad
 
 from specplug.candidates import TransitionTable, top_tokens
 from specplug.heads import MarkovHead
@@ -46,14 +47,16 @@ def score_candidates(
     mean = (reach.softmax(-1)[:, None] @ latents)[:, 0]
     mixed = base + head.project(mean)
     mixed_values, chosen = top_tokens(mixed, candidates)
-    log_z = mixed.logsumexp(-1)[:, None, None]
-    bias = head.scale * (latents @ head.w2[chosen].float().transpose(1, 2))  # [R, P, C]
-    scores = base.gather(1, chosen)[:, None] + bias
     mixed_values = mixed_values[:, None]
-    shift = torch.maximum(scores, mixed_values).amax(-1, keepdim=True)
+    top = mixed_values[..., :1]
+    log_z = (mixed[:, None] - top).exp().sum(-1, keepdim=True).log() + top
+    bias = head.scaled(latents @ embedding(chosen, head.w2).float().transpose(1, 2))  # [R, P, C]
+    scores = base.gather(1, chosen)[:, None] + bias
+    shift = torch.maximum(scores.amax(-1, keepdim=True), top)
+    scores -= shift
     outside = (log_z - shift).exp() - (mixed_values - shift).exp().sum(-1, keepdim=True)
-    total = outside.clamp_min(0.0) + (scores - shift).exp().sum(-1, keepdim=True)
-    return Scored(chosen, scores - shift - total.log())
+    total = outside.clamp_min(0.0) + scores.exp().sum(-1, keepdim=True)
+    return Scored(chosen, scores - total.log())
 
 
 def conditioned(
@@ -74,7 +77,6 @@ def conditioned(
     """
     _check(logits, head, anchors, hidden, vocabulary)
     requests, gamma, _ = logits.shape
-    dead = float("-inf")
     parent_tokens = anchors.long()[:, None]  # [R, P]
     reach = torch.zeros(requests, 1, device=logits.device)  # [R, P] log-probability of reaching each parent
     tokens, tables = [], []
@@ -82,11 +84,11 @@ def conditioned(
         at_depth = None if hidden is None else hidden[:, depth, None]
         latents = head.step(parent_tokens, at_depth).latent
         chosen, log_probs = score_candidates(logits[:, depth].float(), latents, reach, head, candidates)
-        reach = (reach[:, :, None] + log_probs).logsumexp(1)
+        if depth + 1 < gamma:
+            reach = (reach[:, :, None] + log_probs).logsumexp(1)
         parent_tokens = chosen if vocabulary is None else vocabulary.to_target(chosen)
         tokens.append(parent_tokens)
-        rows = torch.nn.functional.pad(log_probs, (0, 0, 0, chosen.shape[1] - log_probs.shape[1]), value=dead)
-        tables.append(rows.masked_fill(rows.isnan(), dead).clamp_max(0.0))
+        tables.append(log_probs)
     return _stack(tokens, tables, logits, min(candidates, logits.shape[2]))
 
 
@@ -164,8 +166,11 @@ def check_inputs(
 def _stack(
     tokens: list[torch.Tensor], tables: list[torch.Tensor], logits: torch.Tensor, width: int
 ) -> TransitionTable:
+    dead = float("-inf")
     if tables:
-        return TransitionTable(torch.stack(tokens, 1), torch.stack(tables, 1))
+        tables[0] = pad(tables[0], (0, 0, 0, width - 1), value=dead)  # the anchor is the only parent
+        log_probs = torch.stack(tables, 1).nan_to_num_(nan=dead, neginf=dead).clamp_max_(0.0)
+        return TransitionTable(torch.stack(tokens, 1), log_probs)
     requests = logits.shape[0]
     return TransitionTable(
         torch.empty(requests, 0, width, dtype=torch.int64, device=logits.device),
