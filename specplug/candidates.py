@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 CHUNKS = (64, 4)  # tokens a chunk, the first c with V >= 4 c k: the two stages then sort at most V / 2 keys
+SMALL = 1 << 13  # values in all rows, up to which one sort costs less than the steps of two
 TOKEN_BITS = 32
 FRACTION_BITS = 28  # of a nat in step costs: 2^-28 is 16 times finer than fp32 at 1 nat
 STEP_NATS = 64  # dearest step; exp(-64) = 1.6e-28, never worth a verify row
@@ -38,10 +39,10 @@ class TransitionTable(NamedTuple):
 
 
 def order_key(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """int64 keys that sort like (value ascending, id descending); values fp32 without NaN, ids below 2^32."""
+    """int64 keys that sort like (value descending, id ascending); values fp32 without NaN, ids below 2^32."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
     ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)  # monotone, also below zero
-    return ordered.long().mul_(1 << TOKEN_BITS).sub_(ids)
+    return torch.sub(ids, ordered, alpha=1 << TOKEN_BITS)  # in int64, the type of ids
 
 
 def top_tokens(
@@ -61,17 +62,17 @@ def top_tokens(
     k = min(k, vocab)
     scores = log_probs.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
     token = torch.arange(vocab, device=scores.device)
-    chunk = next((c for c in CHUNKS if vocab >= 4 * c * k), 1)
+    chunk = next((c for c in CHUNKS if vocab >= 4 * c * k), 1) if scores.numel() > SMALL else 1
     if chunk == 1 or not k:
-        tokens = order_key(scores, token).topk(k).indices
+        tokens = order_key(scores, token).topk(k, largest=False).indices
         return TopTokens(scores.gather(-1, tokens), tokens)
     if vocab % chunk:
         scores = torch.nn.functional.pad(scores, (0, -vocab % chunk), value=float("-inf"))
     best = scores.unflatten(-1, (-1, chunk)).amax(-1)
-    chunks = order_key(best, token[: best.shape[-1]]).topk(k, sorted=False).indices
+    chunks = order_key(best, token[: best.shape[-1]]).topk(k, largest=False, sorted=False).indices
     tokens = (chunks[..., None] * chunk + token[:chunk]).flatten(-2)
     values = scores.gather(-1, tokens)
-    index = order_key(values, tokens).topk(k).indices
+    index = order_key(values, tokens).topk(k, largest=False).indices
     return TopTokens(values.gather(-1, index), tokens.gather(-1, index))
 
 
@@ -91,10 +92,13 @@ def factorised(
     return TransitionTable(tokens, log_probs[:, :, None])
 
 
-def step_costs(log_probs: torch.Tensor) -> torch.Tensor:
-    """``round(-log_prob * 2^28)`` in 0 .. 64 * 2^28 as int64, DEAD for -inf and NaN; exact in fp32."""
-    cost = (log_probs * -(2.0**FRACTION_BITS)).round().clamp(0, STEP_NATS * 2.0**FRACTION_BITS)
-    return torch.where(log_probs > float("-inf"), cost.long(), DEAD)
+def step_costs(log_probs: torch.Tensor, dead: int = DEAD) -> torch.Tensor:
+    """``round(-log_prob * 2^28)`` in 0 .. 64 * 2^28 as int64, exact in fp32; ``dead`` for -inf and NaN.
+
+    ``dead`` is a power of two, so fp32 holds it too.
+    """
+    costs = (log_probs * -(2.0**FRACTION_BITS)).round_().clamp_(0, STEP_NATS * 2.0**FRACTION_BITS)
+    return torch.where(log_probs > float("-inf"), costs, float(dead)).long()
 
 
 def tree_candidates(

@@ -11,6 +11,8 @@ Layouts (block of n rows, row 0 embeds the anchor, the others the mask token):
 `target_layer_ids` are kept in one convention: i is the *output* of target layer i, -1 the embedding. Configs
 of the speculators library, and ``eagle_aux_hidden_state_layer_ids``, count one more.
 
+What an engine does with the draft is another question: ``vllm_refusal`` here, specplug.serving for both.
+
 Where this differs from vLLM 0.32, which it hands the same folder to:
     - vLLM reads a DSpark config without ``sample_from_anchor`` as anchor-first, but a speculators-wrapped one
       as fill-in, and speculators itself as anchor-first: wrapped and absent is refused here.
@@ -18,8 +20,11 @@ Where this differs from vLLM 0.32, which it hands the same folder to:
       must agree.
     - vLLM captures target layers as a sorted set, whatever order the list has: unsorted or repeated ids are
       refused.
-    - vLLM never reads ``markov_head_type`` of a Qwen3 draft, never reads a DFlash ``block_size``, and shares
-      the target's lm_head with a DFlash draft of a reduced vocabulary that ships none.
+    - vLLM never reads ``markov_head_type`` of a Qwen3 draft (and has no gated or rnn head), never reads a
+      DFlash ``block_size``, and shares the target's lm_head with a DFlash draft of a reduced vocabulary that
+      ships none.
+    - A Qwen3DSparkModel with ``markov_rank`` 0 (DeepSpec's ``dflash_*`` drafts) is a DFlash draft of the
+      anchor-first layout. Neither vLLM nor SGLang loads it as shipped; specplug's local loop does.
     - vLLM guesses the method from a substring of the path ("dflash", "dspark"); here the architecture
       decides.
     - vLLM loads Gemma 4, Kimi K3, Muse Glimmer, Laguna, DFlash2 and LiLiCorr drafts by other code: no trees
@@ -28,11 +33,11 @@ Where this differs from vLLM 0.32, which it hands the same folder to:
 Sources: DFlash (z-lab), DSpark (DeepSpec), speculators; their config.json and safetensors files.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from specplug.draft_config import (
     DSPARK,
@@ -44,17 +49,17 @@ from specplug.draft_config import (
     decide_layout,
     decode_config,
     identify,
+    model_config,
     read_config,
 )
+from specplug.draft_tensors import MarkovHeadInfo, check_tensors, markov_head
 from specplug.hub import checkpoint_folder
+from specplug.rope import read_rope
 from specplug.weights import INDEX_FILE, TensorInfo, read_tensors
 
-
-class MarkovHeadInfo(NamedTuple):
-    """bias(prev) = W2 W1[prev]."""
-
-    kind: str  # "vanilla": the only one trees support so far
-    rank: int
+__all__ = [
+    "DraftCheckpoint", "MarkovHeadInfo", "check_method", "check_pair", "read_draft", "vllm_refusal",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class DraftCheckpoint:
     """Everything the engine adapters need to know about a draft before a weight is read."""
 
     path: Path
-    kind: Literal["dflash", "dspark"]
+    kind: Literal["dflash", "dspark"]  # dspark = with a Markov head, whatever the architecture is called
     layout: Layout
     block_size: int  # as the config states it
     depth: int  # tokens one draft pass predicts
@@ -78,23 +83,11 @@ class DraftCheckpoint:
     confidence_head: bool
     own_embedding: bool
     own_lm_head: bool
-    base_method: Literal["dflash", "dspark"]  # vLLM's method that loads this checkpoint
+    base_method: Literal["dflash", "dspark"] | None  # vLLM's method that loads this checkpoint, if any
     wrapper: Literal["plain", "speculators"]
 
 
 _SPELLING = {"dflash": "DFlash", "dspark": "DSpark"}
-_FIXED = ("fc", "norm", "hidden_norm")
-_PER_LAYER = (
-    "input_layernorm", "post_attention_layernorm",
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "self_attn.q_norm", "self_attn.k_norm",
-    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
-_ATTENTION_BIASES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
-_MARKOV_PROJECTION = {"vanilla": None, "gated": "markov_head.gate_proj", "rnn": "markov_head.joint_proj"}
-_CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-_OPTIONAL = ("embed_tokens.weight", "lm_head.weight", "t2d", "mask_embedding")  # vLLM skips the last two
 
 
 def read_draft(path_or_repo: str | Path, *, revision: str | None = None) -> DraftCheckpoint:
@@ -110,6 +103,7 @@ def read_draft(path_or_repo: str | Path, *, revision: str | None = None) -> Draf
     family, wrapper = identify(raw, name)
     config = decode_config(raw, wrapper, name)
     layout = decide_layout(config, family, wrapper, name)
+    read_rope(model_config(raw, wrapper, name), name)  # refuses spellings that contradict each other
     folder = checkpoint_folder(
         name, files=["*.safetensors", INDEX_FILE, "mask_embedding.pt"], revision=revision
     )
@@ -118,17 +112,17 @@ def read_draft(path_or_repo: str | Path, *, revision: str | None = None) -> Draf
         raise ValueError(f"{name}: the safetensors files hold no tensor; fetch the checkpoint again")
     if family is DSPARK and (folder / "mask_embedding.pt").is_file():
         raise ValueError(f"{name}: mask_embedding.pt beside a DSpark draft, and vLLM would not load it")
-    markov_head = _markov_head(config, family, tensors, name)
+    head = markov_head(config, family, tensors, name)
     draft = _assemble(
         config,
         folder=folder,
         family=family,
         wrapper=wrapper,
         layout=layout,
-        markov_head=markov_head,
+        head=head,
         tensors=tensors,
     )
-    _check_tensors(config, draft, tensors, name)
+    check_tensors(config, head, tensors, taps=len(draft.target_layer_ids), name=name)
     return draft
 
 
@@ -172,59 +166,38 @@ def check_pair(draft: DraftCheckpoint, target_config: Mapping[str, Any]) -> None
         raise ValueError(f"{where}: num_target_layers: expected {made_for} layers, the target has {layers}")
 
 
+def vllm_refusal(draft: DraftCheckpoint) -> str | None:
+    """Why specplug's trees in vLLM cannot serve this draft, with what can; None when they can."""
+    fault = None
+    if draft.markov_head is not None and draft.markov_head.kind != "vanilla":
+        fault = (
+            f"markov_head_type is {draft.markov_head.kind!r}, and vLLM's DSpark has the vanilla head alone"
+        )
+    elif draft.base_method is None:
+        fault = (
+            "markov_rank is 0 under Qwen3DSparkModel, as in DeepSpec's dflash_* drafts, and neither vLLM nor "
+            "SGLang loads that as shipped"
+        )
+    elif draft.draft_vocab_size is not None:
+        fault = (
+            f"draft_vocab_size is {draft.draft_vocab_size} of {draft.vocab_size}, and trees over a reduced "
+            "vocabulary are not served yet"
+        )
+    return fault and f"{draft.path}: {fault}; specplug's local loop drafts trees with it"
+
+
 def check_method(draft: DraftCheckpoint, method: str) -> str | None:
-    """Why vLLM's `method` cannot serve this draft, with the fix; None when it can, as "ddtree" always can."""
-    if method in ("ddtree", draft.base_method):
+    """Why vLLM's `method` cannot serve this draft, with the fix; None when it can."""
+    if method == "ddtree":
+        return vllm_refusal(draft)
+    if method == draft.base_method:
         return None
+    if draft.base_method is None:
+        return f"method: {method!r} cannot load this draft, nor can any other: {vllm_refusal(draft)}"
     return (
         f"method: {method!r} cannot load {draft.path}, a {_SPELLING[draft.kind]} checkpoint; "
         f"use 'ddtree' for draft trees or {draft.base_method!r} for its chain"
     )
-
-
-def _markov_head(
-    config: DraftConfig, family: Family, tensors: Mapping[str, TensorInfo], name: str
-) -> MarkovHeadInfo | None:
-    """The Markov head that config and tensors both state.
-
-    Raises ValueError where they differ or where trees cannot use the head.
-    """
-    present = sorted(tensor for tensor in tensors if tensor.startswith("markov_head."))
-    rank = config.markov_rank or 0
-    if rank < 0:
-        raise ValueError(f"{name}: markov_rank: expected 0 or more, got {rank}")
-    if rank and not present:
-        raise ValueError(f"{name}: markov_rank is {rank}, but there is no markov_head tensor")
-    if present and not rank:
-        raise ValueError(
-            f"{name}: {present[0]} is present, but markov_rank is {config.markov_rank}: expected its rank"
-        )
-    if rank and not family.markov:
-        raise ValueError(
-            f"{name}: markov_rank is {rank}, but a DFlash draft has no Markov head; is it a DSpark draft?"
-        )
-    if not family.markov:
-        return None
-    if not rank:
-        raise ValueError(
-            f"{name}: markov_rank is {config.markov_rank} under Qwen3DSparkModel, as in DeepSpec's dflash_* "
-            "drafts: neither vLLM nor SGLang loads it as shipped, and trees do not support it yet"
-        )
-    kind = config.markov_head_type or "vanilla"
-    if kind not in _MARKOV_PROJECTION:
-        raise ValueError(f"{name}: markov_head_type: expected {', '.join(_MARKOV_PROJECTION)}, got {kind!r}")
-    for other, projection in _MARKOV_PROJECTION.items():
-        has = projection is not None and any(tensor.startswith(f"{projection}.") for tensor in present)
-        if projection is not None and has != (other == kind):
-            raise ValueError(
-                f"{name}: markov_head_type is {kind!r}, but {projection} is {'present' if has else 'absent'}"
-            )
-    if kind != "vanilla":
-        raise ValueError(
-            f"{name}: markov_head_type {kind!r}: recognised, but its bias depends on more than the parent "
-            "token, and trees do not support it yet"
-        )
-    return MarkovHeadInfo(kind, rank)
 
 
 def _assemble(
@@ -234,7 +207,7 @@ def _assemble(
     family: Family,
     wrapper: Literal["plain", "speculators"],
     layout: Layout,
-    markov_head: MarkovHeadInfo | None,
+    head: MarkovHeadInfo | None,
     tensors: Mapping[str, TensorInfo],
 ) -> DraftCheckpoint:
     name = str(folder)
@@ -256,9 +229,11 @@ def _assemble(
     draft_vocab = config.draft_vocab_size or config.vocab_size
     if not 1 <= draft_vocab <= config.vocab_size:
         raise ValueError(f"{name}: draft_vocab_size: expected 1..{config.vocab_size}, got {draft_vocab}")
+    headless_dspark = family is DSPARK and head is None
+    loadable = not headless_dspark and (head is None or head.kind == "vanilla")
     return DraftCheckpoint(
         path=folder,
-        kind=family.kind,
+        kind="dflash" if headless_dspark else family.kind,
         layout=layout,
         block_size=block_size,
         depth=depth,
@@ -270,65 +245,13 @@ def _assemble(
         vocab_size=config.vocab_size,
         draft_vocab_size=draft_vocab if draft_vocab < config.vocab_size else None,
         num_layers=config.num_hidden_layers,
-        markov_head=markov_head,
+        markov_head=head,
         confidence_head=config.enable_confidence_head,
         own_embedding="embed_tokens.weight" in tensors,
         own_lm_head="lm_head.weight" in tensors,
-        base_method=family.base_method,
+        base_method=family.base_method if loadable else None,
         wrapper=wrapper,
     )
-
-
-def _check_tensors(
-    config: DraftConfig, draft: DraftCheckpoint, tensors: Mapping[str, TensorInfo], name: str
-) -> None:
-    """Exactly the tensors that the config promises, with the shapes that decide something here."""
-    required = {f"{tensor}.weight" for tensor in _FIXED}
-    required |= {f"layers.{i}.{tensor}.weight" for i in range(draft.num_layers) for tensor in _PER_LAYER}
-    optional = set(_OPTIONAL)
-    if config.attention_bias:
-        optional |= {
-            f"layers.{i}.{tensor}.bias" for i in range(draft.num_layers) for tensor in _ATTENTION_BIASES
-        }
-    if draft.markov_head:
-        required |= set(_MARKOV)
-    if draft.confidence_head:
-        required |= set(_CONFIDENCE)
-    elif any(tensor in tensors for tensor in _CONFIDENCE):
-        raise ValueError(f"{name}: {_CONFIDENCE[0]} is present, but enable_confidence_head is not true")
-    if draft.draft_vocab_size:
-        required |= {"d2t", "lm_head.weight"}
-    _refuse_first(required - tensors.keys(), f"{name}: missing tensor")
-    _refuse_first(tensors.keys() - required - optional, f"{name}: tensor that the config does not explain:")
-
-    hidden, vocab, logits = draft.hidden_size, draft.vocab_size, draft.draft_vocab_size or draft.vocab_size
-    rank = draft.markov_head.rank if draft.markov_head else 0
-    confidence_in = hidden + (rank if config.confidence_head_with_markov else 0)
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, len(draft.target_layer_ids) * draft.target_hidden_size),
-        "norm.weight": (hidden,),
-        "hidden_norm.weight": (hidden,),
-        "embed_tokens.weight": (vocab, hidden),
-        "lm_head.weight": (logits, hidden),
-        "d2t": (logits,),
-        _MARKOV[0]: (vocab, rank),
-        _MARKOV[1]: (logits, rank),
-        _CONFIDENCE[0]: (1, confidence_in),
-        _CONFIDENCE[1]: (1,),
-    }
-    for tensor, expected in shapes.items():
-        if tensor in tensors and tensors[tensor].shape != expected:
-            raise ValueError(
-                f"{name}: {tensor}: expected shape {expected} from config.json, got {tensors[tensor].shape}"
-            )
-
-
-def _refuse_first(names: Iterable[str], complaint: str) -> None:
-    listed = sorted(names)
-    if listed:
-        raise ValueError(
-            f"{complaint} {listed[0]}" + (f" (and {len(listed) - 1} more)" if len(listed) > 1 else "")
-        )
 
 
 def _target_int(config: Mapping[str, Any], key: str) -> int:

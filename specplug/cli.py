@@ -1,4 +1,4 @@
-"""Command line of specplug: `specplug demo`, `specplug doctor`, `specplug inspect`.
+"""Command line of specplug: `specplug demo`, `specplug doctor`, `specplug evaluate`, `specplug inspect`.
 
 Exit codes: 0 all is as asked, 1 something asked for failed or is off, 2 the arguments cannot work, 130 and
 143 for Ctrl-C and SIGTERM, after everything that was started has been ended.
@@ -12,13 +12,17 @@ from types import FrameType
 from typing import NoReturn
 
 import specplug
-from specplug import demo, doctor, inspection
+from specplug import demo, doctor, evaluate, inspection
 
 COMMANDS = {
     "demo": (demo, "serve the shipped tiny model with stock vLLM: plain, chain and tree, side by side"),
     "doctor": (
         doctor,
         "say what is installed, what is active in which engine process, and what is refused and why",
+    ),
+    "evaluate": (
+        evaluate,
+        "measure a draft on a target: accepted length, wall clock and exactness of chain and trees",
     ),
     "inspect": (inspection, "say what a draft checkpoint is: kind, layout, depth, heads"),
 }

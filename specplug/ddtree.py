@@ -10,18 +10,28 @@ and the best-n tree is the first n nodes of the best-(n + 1) tree. -inf and NaN 
 How ``grow`` works. Going down depth by depth it keeps the best B nodes so far, in order: any of the final B
 is among them, and so is its parent. Children enter through one ``topk`` over int64 keys
 
-    path cost | place of the parent in lexicographic order | rank + 1, or 0 for a node that was there already
+    path cost | place of the parent in lexicographic order | digit: which child, or 0 for a node there already
 
-which has no ties among live nodes and holds the whole order. The j-th of the deepest nodes needs its child of
-rank r only if (j + 1) + (r + 1) <= B, and without a Markov head only if (j + 1) (r + 2) <= B, since all nodes
-(j' <= j) and children (j' <= j, r' <= r) come no later: about B ln B pairs a depth. Shapes depend on (R,
-gamma, P, C, B) alone and nothing is read on the host; the pair lists are made once a shape and device.
+which has no ties among live nodes and holds the whole order, as digits order siblings of equal cost. Chosen
+siblings therefore come out by rank, and a node before its children, so (place of the parent, position) is the
+lexicographic order of the next depth.
+
+Under a Markov head the children of a parent are not ranked at all: a digit counts the depth's tokens by id,
+which is how siblings of equal cost are ranked, and all B C pairs of node and token are compared. Sorting the
+gamma C rows of the table would cost more than that. Without a head every node has the same children, sorted
+once; then a digit is a rank + 1, and the j-th of the deepest nodes needs its child of rank r only if
+(j + 1) (r + 2) <= B, since all nodes (j' <= j) and children (j' <= j, r' <= r) come no later: about B ln B
+pairs a depth.
+
+Shapes depend on (R, gamma, P, C, B) alone and nothing is read on the host; the pair lists are made once a
+shape and device. Memory: one int64 copy of the table, and R B (C + 1) keys (R B (2 + ln B) without a head).
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +47,7 @@ from specplug.candidates import (
 from specplug.tree import DraftTree
 
 KEY_LIMIT = 1 << 62  # the sum of two keys fits int64
+TOKEN_ID_BITS = 22  # ids of a TransitionTable
 
 
 def build_tree(
@@ -54,7 +65,7 @@ def build_tree(
     if not budget or not log_probs.numel():
         return DraftTree.empty(log_probs.shape[0], budget, log_probs.device)
     tokens, costs = tree_candidates(log_probs, budget)
-    return _grow(tokens, costs[:, :, None], None, budget)
+    return _grow_independent(tokens, costs, budget)
 
 
 def grow(table: TransitionTable, budget: int) -> DraftTree:
@@ -64,24 +75,31 @@ def grow(table: TransitionTable, budget: int) -> DraftTree:
     few bits.
     """
     _check_budget(budget)
-    costs, columns = _rank_children(table)
-    return _grow(table.tokens, costs, columns, budget)
+    _check_rows(table)
+    if not budget or not table.tokens.numel():
+        return DraftTree.empty(table.tokens.shape[0], budget, table.tokens.device)
+    if table.log_probs.shape[2] > 1:
+        return _grow_conditioned(table, budget)
+    costs = step_costs(table.log_probs[:, :, 0])
+    columns = _sibling_keys(costs, table.tokens).argsort(-1)
+    return _grow_independent(table.tokens.gather(2, columns), costs.gather(2, columns), budget)
 
 
 def greedy_chain(table: TransitionTable) -> DraftTree:
     """The chain of best children: fields [R, gamma], parents i - 1, ended where no live child follows."""
     requests, gamma, width = table.tokens.shape
-    if not width:
+    _check_rows(table)
+    if not gamma or not width:
         return DraftTree.empty(requests, gamma, table.tokens.device)
-    costs, columns = (x[..., 0] for x in _rank_children(table))  # [R, gamma, P]: best child of each parent
+    # Best child of each parent, [R, gamma, P].
+    keys, columns = _sibling_keys(step_costs(table.log_probs), table.tokens[:, :, None]).min(-1)
+    costs = keys >> TOKEN_ID_BITS
     row = torch.zeros(requests, 1, dtype=torch.int64, device=costs.device)
     steps, chosen = [], []
     for depth in range(gamma):
         steps.append(costs[:, depth].gather(1, row))
         chosen.append(columns[:, depth].gather(1, row))
         row = chosen[-1] if costs.shape[2] > 1 else row
-    if not gamma:
-        return DraftTree.empty(requests, 0, table.tokens.device)
     cost, column = torch.cat(steps, 1), torch.cat(chosen, 1)
     live = (cost < DEAD).cumprod(1).bool()
     node = torch.arange(gamma, device=cost.device).expand(requests, -1)
@@ -98,64 +116,95 @@ class _Births(NamedTuple):
     """What was born at each depth, a [R, B] int64 tensor a depth. Node name: depth * B + birth position."""
 
     parent_names: list[torch.Tensor]
-    digits: list[torch.Tensor]  # rank + 1 of a node born here; 0: an older node, or none
-    rows: list[torch.Tensor]  # row of the parent in the transition table
+    digits: list[torch.Tensor]  # of a node born here; 0: an older node, or none
+
+
+# (keys [R, B] of the nodes, their digits [R, B], depth) -> keys [R, >= B] of the nodes and their children.
+_Extend = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+def _grow_independent(
+    tokens: torch.Tensor,  # [R, gamma, C] int64 by rank
+    costs: torch.Tensor,  # [R, gamma, C] int64 step costs by rank, DEAD = no such child
+    budget: int,
+) -> DraftTree:
+    requests, gamma, width = costs.shape
+    device = costs.device
+    ranks = min(width, budget)
+    digit_bits, lex_bits = _key_bits(gamma, budget, ranks)
+    dead = _dead_key(lex_bits)
+    steps = torch.where(costs < DEAD, (costs << lex_bits) + torch.arange(1, width + 1, device=device), dead)
+    pair_slot, pair_rank = _pairs(budget, ranks, device)
+    no_keys = torch.full((requests, budget + 1), dead, device=device)
+
+    def extend(keys: torch.Tensor, digits: torch.Tensor, depth: int) -> torch.Tensor:
+        fresh = digits > 0
+        # The j-th of the deepest nodes goes to slot j + 1; slot 0 is never read.
+        parents = no_keys.scatter(1, fresh.cumsum(1) * fresh, keys)
+        children = parents.index_select(1, pair_slot) + steps[:, depth].index_select(1, pair_rank)
+        return torch.cat((keys, children), 1)
+
+    return _grow(tokens, steps[:, 0, :ranks], extend, budget, digit_bits, lex_bits)
+
+
+def _grow_conditioned(table: TransitionTable, budget: int) -> DraftTree:
+    requests, gamma, width = table.tokens.shape
+    device = table.tokens.device
+    digit_bits, lex_bits = _key_bits(gamma, budget, width)
+    # Column 0 is the node itself, digit 0; row 0 belongs to nodes of other depths, which have no children.
+    pad = torch.nn.functional.pad
+    tokens, columns = pad(table.tokens, (1, 0), value=-1).sort(-1)  # by digit
+    digit = torch.arange(width + 1, device=device).expand_as(columns)
+    digit_of = torch.empty_like(columns).scatter_(2, columns, digit)
+    steps = step_costs(pad(table.log_probs, (1, 0, 1, 0), value=float("-inf")), KEY_LIMIT >> lex_bits)
+    steps[..., 0] = 0
+    steps.bitwise_left_shift_(lex_bits).add_(digit_of[:, :, None])
+    rows = steps.flatten(0, 2)
+    first = torch.arange(requests * gamma, device=device).view(requests, gamma, 1) + 1
+    row_of = first * (width + 1) + columns  # row of a digit's children, at the depth below
+
+    def extend(keys: torch.Tensor, digits: torch.Tensor, depth: int) -> torch.Tensor:
+        row = row_of[:, depth - 1].gather(1, digits)
+        children = rows.index_select(0, row.flatten()).view(requests, -1, width + 1)
+        return children.add_(keys[:, :, None]).flatten(1)
+
+    root = steps[:, 0, 1, 1:].topk(min(width, budget), largest=False).values
+    return _grow(tokens[:, :, 1:], root, extend, budget, digit_bits, lex_bits)
 
 
 def _grow(
-    tokens: torch.Tensor,  # [R, gamma, C] int64
-    costs: torch.Tensor,  # [R, gamma, P, C] int64 step costs by rank, DEAD = no such child
-    columns: torch.Tensor | None,  # [R, gamma, P, C] int64, column in `tokens` by rank; None: the rank itself
+    tokens: torch.Tensor,  # [R, gamma, C] int64 by digit - 1
+    root: torch.Tensor,  # [R, <= B] int64 keys of the root's best children, sorted
+    extend: _Extend,
     budget: int,
+    digit_bits: int,
+    lex_bits: int,
 ) -> DraftTree:
-    requests, gamma, parent_rows, width = costs.shape
-    device = costs.device
-    ranks = min(width, budget)
-    if not gamma or not ranks:
-        return DraftTree.empty(requests, budget, device)
-    rank_bits, lex_bits = _key_bits(gamma, budget, ranks)
-    dead = (KEY_LIMIT - 1) >> lex_bits << lex_bits
-    steps = torch.where(costs < DEAD, (costs << lex_bits) + torch.arange(1, width + 1, device=device), dead)
-    pair_slot, pair_rank = _pairs(budget, ranks, parent_rows > 1, device)
-    node = torch.arange(budget, device=device).expand(requests, -1)
-    places = node << rank_bits
-    no_rows = torch.zeros(requests, budget + 1, dtype=torch.int64, device=device)
-    no_keys = no_rows + dead
-
-    # The root's children come sorted, in lexicographic order too.
-    keys = torch.nn.functional.pad(steps[:, 0, 0, :ranks], (0, budget - ranks), value=dead)
-    names, order, place = node, node, places
-    births = _Births([node], [torch.where(keys < dead, node + 1, 0)], [torch.zeros_like(node)])
+    requests, gamma, _ = tokens.shape
+    dead = _dead_key(lex_bits)
+    node = torch.arange(budget, device=tokens.device).expand(requests, -1)
+    places = node << digit_bits
+    keys = torch.nn.functional.pad(root, (0, budget - root.shape[1]), value=dead).clamp_max(dead)
+    digits = keys & ((1 << digit_bits) - 1)
+    names, order, place = node, node, places  # the root's children stand in lexicographic order too
+    births = _Births([node], [digits])
     for depth in range(1, gamma):
-        digit, row = births.digits[-1], births.rows[-1]
-        keys = (keys >> lex_bits << lex_bits) + place
-        fresh = digit > 0
-        # The j-th of the deepest nodes goes to slot j + 1; slot 0 is never read.
-        slot = fresh.cumsum(1) * fresh
-        parent_keys = no_keys.scatter(1, slot, keys)
-        if columns is None or parent_rows == 1:
-            step = steps[:, depth, 0].index_select(1, pair_rank)
-        else:
-            column = columns[:, depth - 1].flatten(1).gather(1, row * width + (digit - 1).clamp_min(0))
-            parent_row = no_rows.scatter(1, slot, column).index_select(1, pair_slot)
-            step = steps[:, depth].flatten(1).gather(1, parent_row * width + pair_rank)
-        children = parent_keys.index_select(1, pair_slot) + step
-        keys = torch.cat((keys, children), 1).topk(budget, largest=False).values.clamp_max(dead)
+        keys = (keys & (-1 << lex_bits)) + place
+        keys = extend(keys, digits, depth).topk(budget, largest=False).values.clamp_max(dead)
         lex = keys & ((1 << lex_bits) - 1)
-        # Position before this depth: an old node's own, a new node's parent's.
-        source = order.gather(1, lex >> rank_bits)
-        births.parent_names.append(names.gather(1, source))
-        births.digits.append(lex & ((1 << rank_bits) - 1))
-        births.rows.append(row if columns is None or parent_rows == 1 else column.gather(1, source))
-        names = torch.where(births.digits[-1] > 0, depth * budget + node, births.parent_names[-1])
-        order = lex.argsort(1)
+        digits = lex & ((1 << digit_bits) - 1)
+        above = lex >> digit_bits  # place of the parent, or an older node's own
+        parent_names = names.gather(1, order.gather(1, above))
+        births.parent_names.append(parent_names)
+        births.digits.append(digits)
+        names = torch.where(digits > 0, node + depth * budget, parent_names)
+        order = torch.add(node, above, alpha=budget).argsort(1)
         place = places.scatter(1, order, places)
-    return _collect(tokens, columns, births, names, torch.where(keys < dead, keys >> lex_bits, DEAD * gamma))
+    return _collect(tokens, births, names, torch.where(keys < dead, keys >> lex_bits, DEAD * gamma))
 
 
 def _collect(
-    tokens: torch.Tensor,  # [R, gamma, C] int64
-    columns: torch.Tensor | None,  # [R, gamma, P, C] int64
+    tokens: torch.Tensor,  # [R, gamma, C] int64 by digit - 1
     births: _Births,
     names: torch.Tensor,  # [R, B] int64, the chosen nodes in final order
     costs: torch.Tensor,  # [R, B] int64 path costs, DEAD * gamma past the last live node
@@ -169,9 +218,6 @@ def _collect(
     parent = position.gather(1, torch.cat(births.parent_names, 1).gather(1, names))
     depth = names // budget
     column = (torch.cat(births.digits, 1).gather(1, names) - 1).clamp_min(0)
-    if columns is not None:
-        row = depth * columns.shape[2] + torch.cat(births.rows, 1).gather(1, names)
-        column = columns.flatten(1).gather(1, row * width + column)
     token = tokens.flatten(1).gather(1, depth * width + column)
     return DraftTree(
         tokens=torch.where(live, token, 0),
@@ -193,40 +239,40 @@ def _scores(costs: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     return torch.where(live, scores, float("-inf"))
 
 
-def _rank_children(table: TransitionTable) -> tuple[torch.Tensor, torch.Tensor]:
-    """Step costs [R, gamma, P, C] of each parent's children by rank, and their columns in the table."""
+def _check_rows(table: TransitionTable) -> None:
     if table.log_probs.shape[2] not in (1, table.tokens.shape[2]):
         raise ValueError(
             f"TransitionTable.log_probs: expected [R, gamma, P, C] with P = 1 or C, "
             f"got {tuple(table.log_probs.shape)}"
         )
-    costs = step_costs(table.log_probs)
-    columns = ((costs << 22) + table.tokens[:, :, None]).argsort(-1)  # DEAD << 22 is 2^62
-    return costs.gather(-1, columns), columns
 
 
-def _key_bits(gamma: int, budget: int, ranks: int) -> tuple[int, int]:
-    """Bits of rank + 1, and of (place, rank + 1) together. ValueError where path costs do not fit above."""
-    rank_bits = ranks.bit_length()
-    lex_bits = rank_bits + (budget - 1).bit_length()
+def _sibling_keys(costs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """int64 keys that sort children of one parent by (cost, token id)."""
+    return (costs << TOKEN_ID_BITS) + tokens  # DEAD << 22 is 2^62
+
+
+def _key_bits(gamma: int, budget: int, digits: int) -> tuple[int, int]:
+    """Bits of a digit, and of (place, digit) together. ValueError where path costs do not fit above."""
+    digit_bits = digits.bit_length()
+    lex_bits = digit_bits + (budget - 1).bit_length()
     if (gamma * STEP_NATS << FRACTION_BITS + lex_bits) >= KEY_LIMIT - (1 << lex_bits):
         raise ValueError(
-            f"budget {budget} with {ranks} candidates and depth {gamma}: expected "
+            f"budget {budget} with {digits} candidates and depth {gamma}: expected "
             f"depth * budget * candidates below 2^28, got more; lower the budget or the candidates"
         )
-    return rank_bits, lex_bits
+    return digit_bits, lex_bits
+
+
+def _dead_key(lex_bits: int) -> int:
+    """Key of what must never become a node; larger ones are clamped to it."""
+    return (KEY_LIMIT - 1) >> lex_bits << lex_bits
 
 
 @functools.cache
-def _pairs(
-    budget: int, ranks: int, conditioned: bool, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _pairs(budget: int, ranks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(slot of the parent, rank of the child) of every pair that can still be among the best B."""
-
-    def fits(j: int, rank: int) -> bool:
-        return j + rank + 2 <= budget if conditioned else (j + 1) * (rank + 2) <= budget
-
-    pairs = [(j + 1, rank) for j in range(budget) for rank in range(ranks) if fits(j, rank)]
+    pairs = [(j + 1, r) for j in range(budget) for r in range(ranks) if (j + 1) * (r + 2) <= budget]
     index = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
     return index[:, 0].contiguous(), index[:, 1].contiguous()
 

@@ -198,6 +198,9 @@ def config_check(text: str, *, target: str | None, host_keys: frozenset[str]) ->
             )
         options, _ = parse_options(config, passthrough=host_keys)
         draft = read_draft(options.model)
+        refusal = check_method(draft, "ddtree")
+        if refusal is not None:
+            return Check(name, "failed", refusal)
         depth = resolve_depth(options, draft)
         if target is not None:
             check_pair(draft, target_config(target))

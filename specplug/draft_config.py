@@ -38,7 +38,7 @@ DSPARK = Family("dspark", "dspark", "anchor_first", ("anchor_first", "fill_in"),
 _PLAIN = {"DFlashDraftModel": DFLASH, "Qwen3DSparkModel": DSPARK}
 _WRAPPED = {"dflash": DFLASH, "dspark": DSPARK}  # by speculators_model_type
 
-_NOT_YET = {
+UNSUPPORTED = {  # architecture -> why trees cannot use it, as a clause
     "Gemma4DSparkModel": "caps its logits, which the parent-conditioned scores do not model",
     "Qwen3OmniDSparkModel": "drafts for a multimodal thinker",
     "K3DSparkModel": "uses multi-head latent attention",
@@ -100,6 +100,8 @@ class DraftConfig(msgspec.Struct):
     dspark_block_size: int | None = None
     dspark_noise_token_id: int | None = None
     dspark_target_layer_ids: list[int] | None = None
+    dspark_markov_rank: int | None = None
+    dspark_markov_head_type: str | None = None
     target_hidden_size: int | None = None
     num_target_layers: int | None = None
     draft_vocab_size: int | None = None
@@ -108,7 +110,7 @@ class DraftConfig(msgspec.Struct):
     markov_rank: int | None = None
     markov_head_type: str | None = None
     enable_confidence_head: bool = False
-    confidence_head_with_markov: bool = False
+    confidence_head_with_markov: bool | None = None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -132,19 +134,17 @@ def identify(raw: Mapping[str, Any], name: str) -> tuple[Family, Literal["plain"
             f"expected {' or '.join(map(repr, _WRAPPED))}"
         )
     listed = raw.get("architectures")
-    architectures = [a for a in listed if isinstance(a, str)] if isinstance(listed, list) else []
-    if raw.get("model_type") == "qwen3":  # vLLM loads this pair as Qwen3DSparkModel
-        architectures = ["Qwen3DSparkModel" if a == "DSparkDraftModel" else a for a in architectures]
+    architectures = _architectures(raw)
     families = {_PLAIN[a] for a in architectures if a in _PLAIN}
     if len(families) == 1:
         return families.pop(), "plain"
     if families:
         raise ValueError(f"{name}: architectures: {architectures} name a DFlash and a DSpark draft; keep one")
     for architecture in architectures:
-        if architecture in _NOT_YET:
+        if architecture in UNSUPPORTED:
             raise ValueError(
-                f"{name}: {architecture} {_NOT_YET[architecture]}: recognised, but trees do not support it "
-                "yet; use vLLM's own method for it"
+                f"{name}: {architecture} {UNSUPPORTED[architecture]}: recognised, but trees do not support "
+                "it yet; use vLLM's own method for it"
             )
     in_checkpoint = sorted(key for key in raw if key.startswith("dspark_"))
     if in_checkpoint:
@@ -158,15 +158,34 @@ def identify(raw: Mapping[str, Any], name: str) -> tuple[Family, Literal["plain"
     )
 
 
+def model_config(raw: Mapping[str, Any], wrapper: str, name: str = "config.json") -> Mapping[str, Any]:
+    """The draft's model config: what a speculators wrapper nests, else the whole."""
+    if wrapper != "speculators":
+        return raw
+    inner = raw.get("transformer_layer_config")
+    if not isinstance(inner, dict):
+        raise ValueError(f"{name}: transformer_layer_config: expected an object, got {type(inner).__name__}")
+    return inner
+
+
+def known(raw: Mapping[str, Any]) -> bool:
+    """Whether a plain config names an architecture that ``read_draft`` reads."""
+    return any(a in _PLAIN for a in _architectures(raw))
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    listed = raw.get("architectures")
+    architectures = [a for a in listed if isinstance(a, str)] if isinstance(listed, list) else []
+    if raw.get("model_type") == "qwen3":  # vLLM loads this pair as Qwen3DSparkModel
+        architectures = ["Qwen3DSparkModel" if a == "DSparkDraftModel" else a for a in architectures]
+    return architectures
+
+
 def decode_config(raw: Mapping[str, Any], wrapper: str, name: str) -> DraftConfig:
     """The keys that matter, with their types checked; a speculators wrapper is flattened first."""
     flat = dict(raw)
     if wrapper == "speculators":
-        inner = raw.get("transformer_layer_config")
-        if not isinstance(inner, dict):
-            raise ValueError(
-                f"{name}: transformer_layer_config: expected an object, got {type(inner).__name__}"
-            )
+        inner = model_config(raw, wrapper, name)
         flat = {key: value for key, value in inner.items() if key not in _WRAPPER_KEYS}
         flat |= {key: raw[key] for key in _WRAPPER_KEYS if raw.get(key) is not None}
     else:

@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import platform
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,10 @@ from conversations import split
 from presets import END_OF_TEXT, PRESETS, SPECIAL_TOKENS, VOCABULARY
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-SKIPPED_FOLDERS = {
-    "test", "tests", "idle_test", "site-packages", "encodings", "pydoc_data", "idlelib", "lib2to3",
-    "turtledemo", "__pycache__", "ensurepip",
-}  # fmt: skip
+from specplug.local.library import held_out, library_files
+
 # newline and indentation | word | one digit | run of punctuation | spaces
 WORDS = r"\n[ ]*| ?[A-Za-z_]+| ?\d| ?[^\sA-Za-z_\d]+|[ ]+|\s"
-
-
-def library_files(limit: int | None) -> list[tuple[str, str]]:
-    """(path inside the standard library, source) of the files used, sorted by path; at most `limit`."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files: list[tuple[str, str]] = []
-    for file in sorted(root.rglob("*.py")):
-        inside = file.relative_to(root)
-        if SKIPPED_FOLDERS & set(inside.parts) or file.name.startswith("_sysconfigdata"):
-            continue
-        text = file.read_text("utf-8", "ignore")
-        if 500 <= len(text) <= 400_000:
-            files.append((inside.as_posix(), text))
-        if len(files) == limit:
-            break
-    return files
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -100,8 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     files = library_files(preset.library_files)
     library = {
-        "train": [text for i, (_, text) in enumerate(files) if i % 20 != 7],
-        "val": [text for i, (_, text) in enumerate(files) if i % 20 == 7],
+        "train": [text for i, (_, text) in enumerate(files) if not held_out(i)],
+        "val": [text for i, (_, text) in enumerate(files) if held_out(i)],
     }
     train, val = split(preset.documents, a.seed)
     chat = {"train": [c.text() for c in train], "val": [c.text() for c in val]}
@@ -113,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name, texts, end_first in (("library", library[part], True), ("chat", chat[part], False)):
             file = a.out / f"{name}_{part}.bin"
             facts[f"{name}_{part}"] = write_stream(file, texts, tokenizer, end_first=end_first)
-    facts["held_out_files"] = [name for i, (name, _) in enumerate(files) if i % 20 == 7]
+    facts["held_out_files"] = [name for i, (name, _) in enumerate(files) if held_out(i)]
     questions: dict[str, list[dict[str, str]]] = {}
     for kind, turns, _ in val:
         questions.setdefault(kind, []).append({"question": turns[0][0], "answer": turns[0][1]})

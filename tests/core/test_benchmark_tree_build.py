@@ -20,6 +20,13 @@ def test_every_cell_is_printed():
     assert cells == [[b, n] for b in ("1", "8", "32") for n in ("16", "64", "256")]
 
 
+def test_every_conditioned_cell_is_printed():
+    done = run("--conditioned", "--candidates", "6", "--gamma", "2", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    cells = [line.split("|")[0].split() for line in done.stdout.splitlines() if line.count("|") == 3][1:]
+    assert cells == [[b, n] for b in ("1", "8", "32") for n in ("16", "64", "256")]
+
+
 def test_no_repeats_are_refused():
     done = run("--repeats", "0")
     assert done.returncode == 2

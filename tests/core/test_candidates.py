@@ -62,6 +62,13 @@ def test_chunks_lose_nothing(vocab, kind):
             assert got_values == [DEAD if row[t] != row[t] else row[t] for t in got]
 
 
+@pytest.mark.parametrize("vocab", [4 * c * k + extra for c in CHUNKS for k in (1, 5) for extra in (0, 3)])
+@pytest.mark.parametrize("kind", ["ties", "all equal", "mostly dead", "best at the end"])
+def test_chunks_lose_nothing_where_one_sort_would_do(vocab, kind, monkeypatch):
+    monkeypatch.setattr(candidates, "SMALL", 0)
+    test_chunks_lose_nothing(vocab, kind)
+
+
 @pytest.mark.parametrize("vocab", [9, 16, 256])
 def test_a_wrong_order_of_ties_would_be_noticed(vocab, monkeypatch):
     x = torch.zeros(1, vocab)

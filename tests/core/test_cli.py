@@ -50,7 +50,7 @@ def test_the_installed_command_runs():
     assert (done.returncode, done.stdout) == (0, "specplug 0.1.0\n")
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "inspect"])
+@pytest.mark.parametrize("command", ["demo", "doctor", "evaluate", "inspect"])
 def test_every_command_has_help(command, capsys):
     assert run(command, "--help") == 0
     assert "--json" in capsys.readouterr().out

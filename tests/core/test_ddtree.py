@@ -245,7 +245,7 @@ def test_a_wrong_tie_order_would_be_noticed(monkeypatch):
 def test_too_few_pairs_would_be_noticed(monkeypatch):
     """Negative control: dropping one needed pair of parent and rank loses a node."""
     log_probs = torch.zeros(1, 2, 8)
-    pairs = ddtree._pairs(8, 8, False, torch.device("cpu"))
+    pairs = ddtree._pairs(8, 8, torch.device("cpu"))
     assert_same(build_tree(log_probs, 8), build_tree_reference(log_probs, 8))
     needed = (pairs[0] != 1) | (pairs[1] != 6)
     monkeypatch.setattr(ddtree, "_pairs", lambda *_: (pairs[0][needed], pairs[1][needed]))

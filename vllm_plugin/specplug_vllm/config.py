@@ -141,6 +141,9 @@ def create_tree_config(
     raw.pop("method", None)
     options, host_options = parse_options(raw, passthrough=HOST_KEYS)
     draft = read_draft(options.model, revision=host_options.get("revision"))
+    refusal = check_method(draft, METHOD)  # of drafts that the core reads and this adapter does not serve
+    if refusal is not None:
+        raise ValueError(refusal)
     check_pair(draft, target_model_config.hf_config.to_dict())
     # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 rows, not for the drafter's.
     depth = min(resolve_depth(options, draft), options.tree_budget)
