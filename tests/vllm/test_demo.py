@@ -20,7 +20,7 @@ WAIT_SECONDS = 250
 
 
 def demo(*arguments: str) -> subprocess.Popen[str]:
-    """Started as from a terminal: Ctrl-C reaches it also where this test run ignores it, in the background."""
+    """Started as from a terminal: Ctrl-C reaches it even if this test run is a background job."""
 
     def as_from_a_terminal():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
