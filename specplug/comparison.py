@@ -78,7 +78,11 @@ def print_table(runs: Sequence[Run], *, draft: str, on_gpu: bool) -> None:
         same = "-" if one.method == "none" else "yes" if one.token_ids == runs[0].token_ids else "NO"
         numbers = (one.target_forwards, f"{one.accepted_length:.2f}", same, f"{one.tokens_per_second:.1f}")
         print(row.format(label(one.method, draft), one.tokens, *numbers))
-    print(f"\n{timing_note(on_gpu=on_gpu)}")
+    print(
+        "\nTarget forwards: one a prompt, then one a draft. Accepted length: 1 + accepted / drafts, as vLLM\n"
+        "counts: tokens accepted past the end of an answer are in it, so it is above tokens / forwards."
+    )
+    print(timing_note(on_gpu=on_gpu))
 
 
 def timing_note(*, on_gpu: bool) -> str:

@@ -17,6 +17,7 @@ from specplug import models, server
 from specplug.comparison import KIND, Counters, Run, counters, label, print_table, print_texts, report
 from specplug.config import parse_options
 
+LONGEST_ANSWER = server.MAX_MODEL_LEN - 128  # tokens; the rest is for the question
 CONCURRENCY = 4  # requests in flight; the servers are started with --max-num-seqs 4
 METHODS = ("none", "dflash", "dspark", "ddtree")
 QUESTIONS = tuple(
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     questions = QUESTIONS[: arguments.prompts]
     logs = Path(tempfile.mkdtemp(prefix="specplug-demo-"))
     print(
-        f"specplug demo: {len(methods)} vLLM servers, one after the other; their logs are in {logs}",
+        f"specplug demo: {len(methods)} vLLM server(s), one after the other; logs in {logs}",
         file=sys.stderr,
     )
     runs = []
@@ -103,6 +104,8 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[str], str]:
         raise ValueError(f"--prompts: expected 1..{len(QUESTIONS)}, got {arguments.prompts}")
     if arguments.max_tokens < 1:
         raise ValueError(f"--max-tokens: expected at least 1, got {arguments.max_tokens}")
+    if arguments.max_tokens > LONGEST_ANSWER:
+        raise ValueError(f"--max-tokens: expected at most {LONGEST_ANSWER}, got {arguments.max_tokens}")
     asked = arguments.method or []
     chains = [method for method in asked if KIND[method] == "chain"]
     draft = arguments.draft or (chains[0] if chains else "dspark")

@@ -6,6 +6,7 @@ which `running` is left. Plain urllib, never through a proxy: the server listens
 """
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -40,6 +41,8 @@ CPU_SETTINGS = {
     "VLLM_CPU_CI_ENV": "1",
 }
 OFFLINE_SETTINGS = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+MAX_MODEL_LEN = 1024  # tokens of prompt and answer; the shipped questions have under 100
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,8 @@ def running(
             stderr=subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
+            # Not even kill -9 of this process leaves a server behind; one that is to be kept outlives it.
+            preexec_fn=None if keep else _end_with_parent,
         )
     server = Server(process, port, log)
     finished = False
@@ -167,7 +172,16 @@ def vllm_command(
     for.
     """
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    command += ["--host", HOST, "--port", str(port), "--max-model-len", "1024", "--max-num-seqs", "4"]
+    command += [
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--max-model-len",
+        str(MAX_MODEL_LEN),
+        "--max-num-seqs",
+        "4",
+    ]
     if not on_gpu:
         command += ["--dtype", "float32", "--enforce-eager"]
     if speculative is not None:
@@ -216,19 +230,36 @@ def free_port() -> int:
         return port
 
 
+def _end_with_parent() -> None:
+    """In the child: get SIGTERM when the parent dies, on which vLLM ends its own processes. Linux only."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # linux/prctl.h
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 def check_port(port: int) -> None:
     """Raises ValueError when something already listens on the port, or the port is none of ours to use."""
     if not 1 <= port <= 65535:
         raise ValueError(f"--port: expected 1..65535, got {port}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        reason = None
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise ValueError(
-                f"--port: {HOST}:{port} cannot be used ({error.strerror}); choose another port or leave "
-                "--port out"
-            ) from None
+            reason = error.strerror
+    if reason is None and _answers(port):  # a listener on all addresses lets a bind to this one pass
+        reason = "something answers there"
+    if reason is not None:
+        raise ValueError(
+            f"--port: {HOST}:{port} cannot be used ({reason}); choose another port or leave --port out"
+        )
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1.0)
+        return client.connect_ex((HOST, port)) == 0
 
 
 def last_line(log: Path, *, tail_bytes: int = 4096) -> str:

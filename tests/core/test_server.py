@@ -1,11 +1,13 @@
 """A started server is waited for, asked, and ended with everything it spawned, whatever happens."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -190,3 +192,47 @@ def test_without_a_gpu_and_without_a_backend_one_sentence_says_what_to_do(monkey
     monkeypatch.setattr(server.subprocess, "run", lambda *arguments, **options: answer)
     assert ("run ci/demo" in (server.missing_engine(on_gpu=False) or "")) is missing
     assert server.missing_engine(on_gpu=True) is None
+
+
+def test_a_listener_on_all_addresses_occupies_the_port():
+    with (
+        socket.create_server(("", 0)) as holder,
+        pytest.raises(ValueError, match="cannot be used"),
+    ):
+        server.check_port(holder.getsockname()[1])
+
+
+def test_a_server_does_not_outlive_a_killed_parent(tmp_path):
+    """kill -9 leaves no time to clean up: the kernel ends the server."""
+    parent = (
+        "import sys, time; from pathlib import Path; from specplug import server\n"
+        "sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "log = Path(sys.argv[1])\n"
+        "keep = sys.argv[2] == 'keep'\n"
+        "with server.running(sleeper, port=1, log=log, environment={}, keep=keep) as started:\n"
+        "    print(started.process.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    for mode in ("end", "keep"):
+        command = [sys.executable, "-c", parent, str(tmp_path / "log"), mode]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+            child = int(killed.stdout.readline())
+            killed.kill()
+        try:
+            assert gone(child, seconds=10 if mode == "end" else 0.5) is (mode == "end")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def gone(pid: int, *, seconds: float) -> bool:
+    """Whether the process has ended, or is a zombie nobody collects, by then."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -20,7 +20,10 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
     if envs.VLLM_USE_V2_MODEL_RUNNER is False:
         yield "VLLM_USE_V2_MODEL_RUNNER=0 asks for the V1 model runner; unset it, trees run on V2 only."
     if not HAS_TRITON:
-        yield "vLLM's V2 model runner needs Triton with a live backend and finds none; install Triton."
+        yield (
+            "vLLM's V2 model runner needs Triton with a live backend and finds none; install Triton, or in "
+            "specplug's CPU test environment set TRITON_INTERPRET=1."
+        )
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         yield f"the platform {current_platform.device_name} is not supported; use CUDA or the CPU."
     if parallel.worker_cls != "auto":
