@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     questions = QUESTIONS[: arguments.prompts]
     logs = Path(tempfile.mkdtemp(prefix="specplug-demo-"))
     print(
-        f"specplug demo: {len(methods)} vLLM server(s), one after the other; logs in {logs}",
+        f"specplug demo: {len(methods)} vLLM server(s), one after the other; their logs are in {logs}",
         file=sys.stderr,
     )
     runs = []
