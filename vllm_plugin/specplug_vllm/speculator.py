@@ -32,9 +32,8 @@ class TreeSpeculator:
         super().__init__(drafter_config, device)
         self.store = TreeStore(self.max_num_reqs, self.budget, device)
         self.tree_tokens = torch.zeros(self.max_num_reqs, self.budget, dtype=torch.int64, device=device)
-        self.pending_commit: Commit | None = (
-            None  # set by the ModelState after acceptance, used once by propose
-        )
+        # Set by the ModelState after acceptance, used once by propose.
+        self.pending_commit: Commit | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         """Also names the target's ModelState class: this runs after the target is loaded and before its state
@@ -65,7 +64,9 @@ class TreeSpeculator:
         samples = num_reqs * self.depth
         table = self.table(hidden[self.sample_indices[:samples]], num_reqs)
         slots = self.store.slots(self.sample_idx_mapping[:samples].view(num_reqs, self.depth)[:, 0])
-        tree = greedy_chain(table).select(self.store.chain_only[slots], grow(table, self.budget))
+        tree = grow(table, self.budget)
+        if self.store.chain_slots:
+            tree = greedy_chain(table).select(self.store.chain_only[slots], tree)
         self.store.write(slots, tree)
         self.tree_tokens[:num_reqs] = tree.tokens
 

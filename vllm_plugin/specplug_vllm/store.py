@@ -18,11 +18,13 @@ class TreeStore:
         self.depths = torch.zeros((slots, budget), dtype=torch.int32, device=device)
         self.counts = torch.zeros(slots, dtype=torch.int32, device=device)  # live nodes; 0: nothing drafted
         self.chain_only = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.chain_slots: set[int] = set()  # where chain_only is set, for the host: mostly empty
 
     def forget(self, slot: int, *, chain_only: bool) -> None:
         """A new request took the slot: it has no tree yet. ``chain_only``: its trees must be chains."""
         self.counts[slot] = 0
         self.chain_only[slot] = chain_only
+        (self.chain_slots.add if chain_only else self.chain_slots.discard)(slot)
 
     def slots(self, slots: torch.Tensor) -> torch.Tensor:
         """[R] int64 slots with negative entries (padding rows) sent to the spare slot."""
