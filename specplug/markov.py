@@ -46,17 +46,14 @@ def score_candidates(
     """The "mix" candidates of one depth and the corrected log-probabilities; the module's formulas."""
     mean = (reach.softmax(-1)[:, None] @ latents)[:, 0]
     mixed = base + head.project(mean)
-    mixed_values, chosen = top_tokens(mixed, candidates)
-    mixed_values = mixed_values[:, None]
-    top = mixed_values[..., :1]
-    log_z = (mixed[:, None] - top).exp().sum(-1, keepdim=True).log() + top
+    values, chosen = top_tokens(mixed, candidates)
+    shares = mixed.softmax(-1).gather(1, chosen)
+    # What lies outside the candidates, as one more logit beside theirs.
+    outside = values[:, :1] + ((1 - shares.sum(-1, keepdim=True)).clamp_min(0.0) / shares[:, :1]).log()
     bias = head.scaled(latents @ embedding(chosen, head.w2).float().transpose(1, 2))  # [R, P, C]
     scores = base.gather(1, chosen)[:, None] + bias
-    shift = torch.maximum(scores.amax(-1, keepdim=True), top)
-    scores -= shift
-    outside = (log_z - shift).exp() - (mixed_values - shift).exp().sum(-1, keepdim=True)
-    total = outside.clamp_min(0.0) + scores.exp().sum(-1, keepdim=True)
-    return Scored(chosen, scores - total.log())
+    everything = torch.cat((scores, outside[:, None].expand(-1, scores.shape[1], -1)), -1)
+    return Scored(chosen, everything.log_softmax(-1)[..., :-1])
 
 
 def conditioned(
@@ -85,7 +82,7 @@ def conditioned(
         latents = head.step(parent_tokens, at_depth).latent
         chosen, log_probs = score_candidates(logits[:, depth].float(), latents, reach, head, candidates)
         if depth + 1 < gamma:
-            reach = (reach[:, :, None] + log_probs).logsumexp(1)
+            reach = (reach.softmax(-1)[:, None] @ log_probs.exp())[:, 0].log()
         parent_tokens = chosen if vocabulary is None else vocabulary.to_target(chosen)
         tokens.append(parent_tokens)
         tables.append(log_probs)

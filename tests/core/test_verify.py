@@ -114,8 +114,9 @@ def test_a_planted_wrong_parent_would_be_noticed():
     assert result.tokens.tolist() == [[5, 0, -1, -1]]
 
 
-def test_nodes_past_the_count_are_not_entered():
+def test_nodes_past_the_count_are_not_entered_whatever_they_hold():
     parents, tokens, _, sampled = chain_of_three()
+    parents[0, 2] = 99
     result = walk(parents, tokens, torch.tensor([1], dtype=torch.int32), sampled, max_depth=3)
     assert result.tokens.tolist() == [[5, 0, -1, -1]]
 
