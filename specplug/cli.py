@@ -1,4 +1,4 @@
-"""Command line of specplug: `specplug demo`, `specplug doctor`, `specplug evaluate`, `specplug inspect`.
+"""Command line of specplug; `specplug --help` lists the commands.
 
 Exit codes: 0 all is as asked, 1 something asked for failed or is off, 2 the arguments cannot work, 130 and
 143 for Ctrl-C and SIGTERM, after everything that was started has been ended.
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 import specplug
-from specplug import demo, doctor, evaluate, inspection
+from specplug import advise, demo, doctor, evaluate, inspection, profile, record, simulate
 
 COMMANDS = {
     "demo": (demo, "serve the shipped tiny model with stock vLLM: plain, chain and tree, side by side"),
@@ -24,6 +24,19 @@ COMMANDS = {
         evaluate,
         "measure a draft on a target: accepted length, wall clock and exactness of chain and trees",
     ),
+    "record": (
+        record,
+        "record a draft at every position of a target's answers, to replay any policy over them",
+    ),
+    "profile": (
+        profile,
+        "measure what a step costs on this machine: the table that tells the engine how much to verify",
+    ),
+    "simulate": (
+        simulate,
+        "replay recorded rounds through a cost table: plain, chain, fixed trees and ours at every load",
+    ),
+    "advise": (advise, "say which setting to use at a load, what it should gain, and when not to speculate"),
     "inspect": (inspection, "say what a draft checkpoint is: kind, layout, depth, heads"),
 }
 

@@ -8,7 +8,7 @@ draft checkpoint, so it is resolved in a second step, `resolve_depth`.
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -34,14 +34,28 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tree_budget: nodes a tree may have, the root not counted; the verify width is tree_budget + 1 rows.
     candidates: tokens kept per depth (C) for parent-conditioned trees; trees without a Markov head do not use
     it.
+    cost_table: file of ``specplug profile``; each step then verifies the nodes that pay. None: every node.
+    cost_table_mismatch: "refuse" or "warn" where the table was measured for another engine, model or device.
+    min_gain: relative gain in tokens per second below which the cheaper of plain, chain and tree is taken.
+    calibration: file that turns draft probabilities into acceptance probabilities. None: as drafted.
+    online: follow the costs and the acceptance seen in service; false: table and calibration as read.
+    record: folder for the steps' times and every round's tree and outcome. None: nothing is written.
+    explore: profiling mode: shapes and node totals are drawn at random; needs ``record``.
 
-    Raises ValueError when a value is out of range.
+    Raises ValueError when a value is out of range, or two options exclude each other.
     """
 
     model: str
     num_speculative_tokens: int | None = None
     tree_budget: int = 16
     candidates: int = 32
+    cost_table: str | None = None
+    cost_table_mismatch: Literal["refuse", "warn"] = "refuse"
+    min_gain: float = 0.02
+    calibration: str | None = None
+    online: bool = True
+    record: str | None = None
+    explore: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.strip():
@@ -68,6 +82,23 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"candidates: expected 1..{MAX_CANDIDATES} tokens per depth, got {self.candidates}; "
                 "leave the key out to take 32"
             )
+        if not 0 <= self.min_gain < 1:
+            raise ValueError(
+                f"min_gain: expected a fraction, 0 up to 1, got {self.min_gain}; 0.02 is two percent"
+            )
+        if self.explore and not self.record:
+            raise ValueError(
+                "explore: expected a folder under the key record, got none; profiling writes what it measures"
+            )
+        if self.explore and self.cost_table:
+            raise ValueError(
+                "explore: expected no cost_table, got one; profiling draws budgets at random: leave one out"
+            )
+
+    @property
+    def planned(self) -> bool:
+        """Whether somebody looks at every step: to choose its nodes, or to write it down."""
+        return bool(self.cost_table or self.record)
 
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(TreeOptions)}
@@ -121,14 +152,28 @@ def resolve_depth(options: TreeOptions, checkpoint: DraftCheckpoint) -> int:
 
 def _checked(key: str, value: object) -> object:
     """The value, if it has the type of field `key` without any conversion."""
+    kind = _FIELDS[key].type
     try:
-        return msgspec.convert(value, _FIELDS[key].type, strict=True)
+        return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError:
-        expected = "a string" if _FIELDS[key].type is str else "a whole number"
+        expected, example = _expectation(kind)
         raise ValueError(
-            f"{key}: expected {expected}, got {type(value).__name__} {value!r}; write "
-            + ('"..."' if expected == "a string" else "a number without quotes, such as 16")
+            f"{key}: expected {expected}, got {type(value).__name__} {value!r}; write {example}"
         ) from None
+
+
+def _expectation(kind: Any) -> tuple[str, str]:
+    """What a field of this type takes, and how it is written in JSON."""
+    kinds = {option for option in get_args(kind) or (kind,) if option is not type(None)}
+    if all(isinstance(option, str) for option in kinds):
+        return "one of " + ", ".join(sorted(kinds)), "one of them in quotes"
+    if bool in kinds:
+        return "true or false", "it without quotes"
+    if str in kinds:
+        return "a string", '"..."'
+    if float in kinds:
+        return "a number", "a number without quotes, such as 0.02"
+    return "a whole number", "a number without quotes, such as 16"
 
 
 def _unknown_key(key: object, known: set[str]) -> str:

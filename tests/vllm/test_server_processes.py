@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from specplug import models, server
+from specplug.cost import from_probes, write_cost_table
+from specplug.cost_curves import Probe
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(180)]
 
@@ -49,19 +51,39 @@ def processes(group: int) -> dict[int, str]:
 
 
 def test_loaded_in_every_process(tmp_path: Path) -> None:
-    """API server, engine core and worker are processes of their own; each has the plugin, all are ended."""
-    log = tmp_path / "server.log"
-    with api_server(log, speculative=TREE) as started:
+    """API server, engine core and worker are processes of their own; each has the plugin, all are ended.
+
+    The worker's counters come out of the API server's metrics endpoint.
+    """
+    log, table = tmp_path / "server.log", tmp_path / "cost.json"
+    rows = [
+        Probe(shape="tree", requests=1, tokens=n, context=0.0, median_seconds=0.1 + 1e-6 * n)
+        for n in (1, 8, 64)
+    ]
+    write_cost_table(table, from_probes(rows))
+    with api_server(log, speculative={**TREE, "cost_table": str(table), "online": False}) as started:
         started.wait_ready("tree")
         group = processes(started.process.pid)
         answer = started.post(
             "/v1/completions", {"model": str(TARGET), "prompt": "hello", "max_tokens": 8, "temperature": 0}
         )
         assert answer["usage"]["completion_tokens"] == 8
+        metrics = {}
+        for line in started.get("/metrics").splitlines():
+            if line.startswith("specplug:"):
+                name, _, value = line.rpartition(" ")
+                metrics[name] = float(value)
+    steps = {
+        shape: metrics[f'specplug:steps_total{{shape="{shape}"}}'] for shape in ("plain", "chain", "tree")
+    }
+    assert steps["tree"] >= 1
+    assert metrics["specplug:nodes_verified_total"] >= metrics["specplug:nodes_accepted_total"]
+    assert metrics["specplug:tokens_emitted_total"] >= 2
     text = log.read_text(errors="replace")
     accepted = re.findall(r"\(APIServer pid=(\d+)\).* method ddtree over a dflash draft, (.*)", text)
     assert [int(pid) for pid, _ in accepted] == [started.process.pid]
     assert "depth 7, 8 nodes a request" in accepted[0][1]
+    assert f"budgets from the cost table {table}" in text
     loaded = dict(re.findall(r"specplug \S+ loaded in (\S+) \(pid (\d+)\)", text))
     assert set(loaded) == {"MainProcess", "EngineCore", "VllmWorker-0"}
     assert int(loaded["MainProcess"]) == started.process.pid

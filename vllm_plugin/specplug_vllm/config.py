@@ -16,14 +16,18 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.logger import init_logger
 
 import specplug
+from specplug.calibration import read_calibration
 from specplug.checkpoint import check_method, check_pair, read_draft
-from specplug.config import parse_options, resolve_depth
+from specplug.config import TreeOptions, parse_options, resolve_depth
+from specplug.cost import read_cost_table
+from specplug_vllm import metrics
 from specplug_vllm.hooks import check_hooks
 from specplug_vllm.refusals import check_engine
 
 logger = init_logger("vllm.specplug")
 
 METHOD = "ddtree"
+SCHEDULER = "specplug_vllm.scheduler.tree_scheduler"
 
 # vLLM takes these methods at their word; with any other it looks at the draft and corrects the method.
 LITERAL_METHODS = frozenset({"dflash", "dspark", "eagle", "eagle3"})
@@ -52,6 +56,8 @@ class TreeSpeculativeConfig(SpeculativeConfig):
     tree_depth: int = 0  # gamma: positions after the root that the drafter predicts
     tree_candidates: int = 0  # C: tokens kept per depth when scores follow the parent token
     drafter_slots: int = 0  # stock max_num_new_slots_for_drafting at depth gamma
+    options: TreeOptions | None = None  # as the user gave them
+    counters_file: str = ""  # see specplug_vllm.metrics; "" where no step is planned
 
     @property
     def max_num_new_slots_for_drafting(self) -> int:
@@ -124,6 +130,19 @@ def check_stock_method(args: Any) -> None:
         raise ValueError(reason)
 
 
+def _check_files(options: TreeOptions) -> None:
+    """Raise ValueError for a cost table or calibration that cannot be used, whatever the engine."""
+    if options.cost_table is not None:
+        read_cost_table(options.cost_table)
+    if options.calibration is not None:
+        fitted = read_calibration(options.calibration)
+        if any(regime.uses_confidence for regime in fitted.regimes):
+            raise ValueError(
+                f"calibration {options.calibration}: uses the confidence head, which vLLM's drafter does not "
+                "hand to us; fit it again without confidences"
+            )
+
+
 def create_tree_config(
     original: Any, args: Any, target_model_config: Any, target_parallel_config: Any
 ) -> TreeSpeculativeConfig:
@@ -140,6 +159,7 @@ def create_tree_config(
     raw = _merged(args)
     raw.pop("method", None)
     options, host_options = parse_options(raw, passthrough=HOST_KEYS)
+    _check_files(options)
     draft = read_draft(options.model, revision=host_options.get("revision"))
     refusal = check_method(draft, METHOD)  # of drafts that the core reads and this adapter does not serve
     if refusal is not None:
@@ -171,6 +191,14 @@ def create_tree_config(
     config.tree_depth = depth
     config.tree_candidates = options.candidates
     config.num_speculative_tokens = options.tree_budget
+    config.options = options
+    if options.planned:
+        config.counters_file = metrics.create_file()
+        metrics.serve(config.counters_file)
+        if args.scheduler_cls in (None, SCHEDULER):
+            args.scheduler_cls = SCHEDULER
+        else:
+            logger.warning("specplug: --scheduler-cls is kept; it reserves rows for whole trees at any load.")
 
     from vllm.platforms import current_platform
 

@@ -38,6 +38,7 @@ _GPU = "v1/worker/gpu"
 _RUNNER = f"{_GPU}/model_runner.py"
 _DFLASH = f"{_GPU}/spec_decode/dflash/speculator.py"
 _DSPARK = f"{_GPU}/spec_decode/dspark/speculator.py"
+_ADAPTIVE = f"{_GPU}/spec_decode/adaptive_verification.py"
 _CPU_ATTN = "v1/attention/backends/cpu_attn.py"
 _FLASH = "v1/attention/backends/flash_attn.py"
 
@@ -251,6 +252,99 @@ HOOKS: tuple[Hook, ...] = (
         "subclass",
         "the first moment the target model is in hand",
         params=("target_model", "target_attn_layer_names"),
+    ),
+    Hook(
+        _DFLASH,
+        "DFlashSpeculator.propose",
+        "use",
+        "a round without a draft still writes the drafter's context",
+        params=("is_profile",),
+        mentions=("need_eager", "is_profile", "_precompute_context_kv"),
+    ),
+    *(
+        Hook(
+            _ADAPTIVE,
+            f"AdaptiveVerificationManager.{name}",
+            "subclass",
+            why,
+            params=params,
+            mentions=mentions,
+        )
+        for name, why, params, mentions in (
+            (
+                "__init__",
+                "the ranking buffer holds a(v)",
+                ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits"),
+                ("_confidence_probs", "_max_total_logits", "_batch_budget"),
+            ),
+            ("add_request", "a new request has no tree", ("req_idx",), ()),
+            ("get_num_tokens", "the node total", ("num_tokens_per_req", "draft_tokens"), ("_batch_budget",)),
+            ("compact_batch", "called as it is", ("num_draft_tokens_per_req",), ("_batch_budget",)),
+            (
+                "reallocate_drafts",
+                "node counts on the device; its ranking is replaced",
+                ("req_ids", "idx_mapping"),
+                ("_assign_draft_token_budget_compiled", "_confidence_probs", "_batch_budget"),
+            ),
+            ("record_confidences", "a(v) of the new drafts", ("confidence_probs", "input_batch"), ()),
+            ("batches_to_profile", "nothing: costs come from a file", ("capture_sizes",), ()),
+        )
+    ),
+    Hook(
+        _RUNNER,
+        "GPUModelRunner",
+        "seam",
+        "calls the budget manager",
+        mentions=(
+            "adaptive_verification",
+            "get_num_tokens",
+            "compact_batch",
+            "reallocate_drafts",
+            "record_confidences",
+            "draft_token_confidence_probs",
+        ),
+    ),
+    Hook(
+        f"{_GPU}/states.py",
+        "RequestState",
+        "use",
+        "what the budget knows of a request",
+        mentions=(
+            "req_id_to_index",
+            "num_computed_tokens_np",
+            "prefill_len",
+            "max_seq_len",
+            "draft_tokens",
+        ),
+    ),
+    Hook(
+        f"{_GPU}/attn_utils.py",
+        "get_query_lens_mismatch_unsupported_backend",
+        "use",
+        "which attention backend follows trimming on the device",
+        params=("attn_groups", "checked_layer_names"),
+    ),
+    Hook(
+        "v1/worker/gpu_worker.py",
+        "Worker.initialize_from_config",
+        "subclass",
+        "attaches the budget manager",
+        params=("kv_cache_config",),
+        mentions=("initialize_kv_cache",),
+    ),
+    Hook(
+        "v1/core/sched/scheduler.py",
+        "Scheduler.schedule",
+        "seam",
+        "asks how many draft rows to reserve, and passes the number on to propose",
+        mentions=("dynamic_sd_lookup", "num_spec_tokens_to_schedule"),
+    ),
+    Hook(
+        "engine/arg_utils.py",
+        "EngineArgs.create_engine_config",
+        "seam",
+        "our scheduler, named while the speculative config is made",
+        mentions=("create_speculative_config", "scheduler_cls"),
     ),
     Hook(
         f"{_GPU}/spec_decode/speculator.py",

@@ -72,6 +72,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             layers = get_layers_from_vllm_config(vllm_config, Attention, list(target_layers))
             check_attention_layers(layers)
             self.step: Step | None = None
+            self.branches = False  # whether a tree of the step may branch
             self.chain_requests: Counter[str] = Counter()  # requests drafted as chains, by reason
             self._layers = layers
             self._tree_positions = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=device)
@@ -88,9 +89,14 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             reasons = chain_reasons(new_req_data.sampling_params)
             if self._custom_processors:
                 reasons.append("custom logits processors")
-            speculator.store.forget(req_index, chain_only=bool(reasons))
+            params = new_req_data.sampling_params
+            speculator.store.forget(
+                req_index, chain_only=bool(reasons), temperature=params.temperature if params else 0.0
+            )
             for reason in reasons:
                 self.chain_requests[reason] += 1
+                if speculator.manager is not None and speculator.manager.counters is not None:
+                    speculator.manager.counters.add("chain_requests", label=reason.replace(" ", "_"))
                 if self.chain_requests[reason] == 1:
                     logger.info(
                         "specplug: a request uses %s, which follows the order of rows; "
@@ -119,7 +125,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
                 *args,
                 **kwargs,
             )
-            speculator.pending_commit = None
+            speculator.pending_commit = speculator.walked = None
             self.step = None
             self._kv_cache_groups = kv_cache_config.kv_cache_groups
             num_rows = input_batch.num_tokens_after_padding
@@ -128,9 +134,14 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             if drafted_np is not None and input_batch.num_draft_tokens > 0:
                 self.step = self._lay_out(input_batch, slot_mappings, int(drafted_np.max()) + 1)
                 positions = self.step.windows.positions(positions)
-                trees = self._attention_trees(input_batch, drafted_np)
-                for layer_metadata in {id(value): value for value in metadata.values()}.values():
-                    layer_metadata.specplug_trees = trees
+                # Chains are what the host's attention and cache expect as they are.
+                self.branches = not speculator.store.linear(input_batch.idx_mapping_np[drafted_np > 0])
+                if self.branches:
+                    trees = self._attention_trees(input_batch, drafted_np)
+                    for layer_metadata in {id(value): value for value in metadata.values()}.values():
+                        layer_metadata.specplug_trees = trees
+            if speculator.manager is not None:
+                speculator.manager.begin(input_batch)
             self._tree_positions[:num_rows] = positions[:num_rows]
             return metadata
 
@@ -162,7 +173,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             with_drafts = np.flatnonzero(drafted_np)
             only_windows = (
                 len(with_drafts) == input_batch.num_reqs
-                and int(drafted_np.sum()) + input_batch.num_reqs == input_batch.num_tokens
+                and input_batch.num_draft_tokens + input_batch.num_reqs == input_batch.num_tokens
             )
             requests = torch.from_numpy(with_drafts).to(self.device, non_blocking=True)
             windows = self.step.windows.select(requests, input_batch.num_tokens_after_padding)
@@ -185,7 +196,9 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
         def accepted(self, walk: Walk) -> None:
             """Called by the acceptance object with the step's walk."""
             assert self.step is not None
-            speculator.pending_commit = commit(self.step.windows, walk.path, walk.num_emitted)
+            speculator.walked = walk, self.step.live
+            if self.branches:
+                speculator.pending_commit = commit(self.step.windows, walk.path, walk.num_emitted)
 
         def postprocess_state(
             self, idx_mapping: torch.Tensor, num_sampled: Any, *args: Any, **kwargs: Any

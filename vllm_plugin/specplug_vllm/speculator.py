@@ -10,10 +10,16 @@ from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
+from specplug.calibration import Coefficients, log_acceptance, read_calibration
 from specplug.candidates import TransitionTable, factorised
+from specplug.cost import Shape
 from specplug.ddtree import greedy_chain, grow
 from specplug.markov import MarkovHead, conditioned
+from specplug.order import by_score, sibling_ranks
+from specplug.tree import DraftTree
+from specplug.verify import Walk
 from specplug.window import Commit
+from specplug_vllm.manager import BudgetManager
 from specplug_vllm.model_state import tree_model_state_cls
 from specplug_vllm.store import TreeStore
 
@@ -32,14 +38,24 @@ class TreeSpeculator:
         super().__init__(drafter_config, device)
         self.store = TreeStore(self.max_num_reqs, self.budget, device)
         self.tree_tokens = torch.zeros(self.max_num_reqs, self.budget, dtype=torch.int64, device=device)
+        # a(v) of the nodes; the runner hands it to the manager, whose width is the budget.
+        self.draft_token_confidence_probs = torch.zeros_like(self.tree_tokens, dtype=torch.float32)
+        self.coefficients = None
+        if tree_config.options.calibration is not None:
+            self.coefficients = Coefficients.of(read_calibration(tree_config.options.calibration), device)
+        self.manager: BudgetManager | None = None  # attached by the worker where steps are planned
+        self.shape: Shape = "tree"  # of the round in work
         # Set by the ModelState after acceptance, used once by propose.
         self.pending_commit: Commit | None = None
+        # The step's walk and the nodes [R] it could take, for the manager; None where none was verified.
+        self.walked: tuple[Walk, torch.Tensor] | None = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         """Also names the target's ModelState class: this runs after the target is loaded and before its state
         is made.
         """
         base = resolve_model_state_cls(self.vllm_config, target_model)
+        self.target_layers = set(target_attn_layer_names)
         state_cls = tree_model_state_cls(base, self, frozenset(target_attn_layer_names))
         target_model.get_model_state_cls = lambda: state_cls
         return super().load_draft_model(target_model, target_attn_layer_names)
@@ -57,6 +73,8 @@ class TreeSpeculator:
         num_tokens_across_dp: Any,
         cudagraph_runtime_mode: Any = None,
     ) -> None:
+        if self.shape == "plain":  # context keys and values are written by now; nothing else is needed
+            return
         mode = {} if cudagraph_runtime_mode is None else {"cudagraph_runtime_mode": cudagraph_runtime_mode}
         hidden = self._run_model(
             num_tokens_padded, attn_metadata, slot_mappings, num_tokens_across_dp, **mode
@@ -64,11 +82,33 @@ class TreeSpeculator:
         samples = num_reqs * self.depth
         table = self.table(hidden[self.sample_indices[:samples]], num_reqs)
         slots = self.store.slots(self.sample_idx_mapping[:samples].view(num_reqs, self.depth)[:, 0])
-        tree = grow(table, self.budget)
-        if self.store.chain_slots:
-            tree = greedy_chain(table).select(self.store.chain_only[slots], tree)
-        self.store.write(slots, tree)
+        if self.shape == "chain":
+            everybody = torch.ones_like(slots, dtype=torch.bool)
+            tree = greedy_chain(table).select(everybody, DraftTree.empty(num_reqs, self.budget, slots.device))
+        else:
+            tree = grow(table, self.budget)
+            if self.store.chain_slots:
+                tree = greedy_chain(table).select(self.store.chain_only[slots], tree)
+        log_probs = tree.scores
+        if self.coefficients is not None:
+            tree, log_probs = self._calibrated(tree, slots)
+        self.store.write(slots, tree, log_probs)
         self.tree_tokens[:num_reqs] = tree.tokens
+        self.draft_token_confidence_probs[:num_reqs] = tree.scores.exp()
+
+    def _calibrated(self, tree: DraftTree, slots: torch.Tensor) -> tuple[DraftTree, torch.Tensor]:
+        """The tree in the order of calibrated scores, and the draft's own path log-probabilities [R, B]."""
+        scores = log_acceptance(
+            self.coefficients,
+            tree.scores,
+            parents=tree.parents,
+            depths=tree.depths,
+            ranks=sibling_ranks(tree),
+            temperatures=self.store.temperatures[slots],
+            max_depth=self.depth,
+        )
+        ordered = by_score(tree, scores)
+        return ordered.tree, tree.scores.gather(1, ordered.order)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         return min(num_reqs * (self.budget + 1), self.max_num_tokens)
@@ -83,16 +123,35 @@ class TreeSpeculator:
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
+        requests, slots = input_batch.num_reqs, input_batch.idx_mapping
+        inputs = (input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args)
+        if kwargs.get("dummy_run"):
+            super().propose(*inputs, **kwargs)
+            return self.tree_tokens[:requests]
         moves, self.pending_commit = self.pending_commit, None
-        if moves is not None and not kwargs.get("dummy_run"):
+        if moves is not None:
             for features in aux_hidden_states or [last_hidden_states]:
                 moves.move(features)
-        super().propose(
-            input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, *args, **kwargs
-        )
-        if kwargs.get("num_speculative_tokens") == 0:  # a round whose drafts nobody will verify
-            self.store.counts[input_batch.idx_mapping] = 0
-        return self.tree_tokens[: input_batch.num_reqs]
+        rows = kwargs.get("num_speculative_tokens")
+        if self.manager is not None:
+            self.manager.accepted(args[0], slots, self.walked)
+            self.shape = self.manager.coming_shape(requests, rows)
+        elif rows == 0:  # a round whose drafts nobody will verify
+            self.shape = "plain"
+        if self.shape != "tree" or self.store.chain_slots:
+            # A captured draft graph builds trees for everybody. ``is_profile`` keeps it from being replayed:
+            # its only use. In a plain round the context's keys and values must be written all the same, or
+            # the drafter's cache would have holes; vLLM 0.32 has no early exit after that.
+            kwargs["is_profile"] = True
+        super().propose(*inputs, **kwargs)
+        if self.shape == "plain":
+            self.store.counts[slots] = 0
+            self.draft_token_confidence_probs[:requests] = 0
+        self.store.branch(input_batch.idx_mapping_np, chains=self.shape != "tree")
+        if self.manager is not None:
+            self.manager.drafted(self.shape)
+        self.shape = "tree"
+        return self.tree_tokens[:requests]
 
 
 class DFlashTreeSpeculator(TreeSpeculator, DFlashSpeculator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from specplug.tree import DraftTree
@@ -17,21 +18,37 @@ class TreeStore:
         self.parents = torch.full((slots, budget), -1, dtype=torch.int32, device=device)
         self.depths = torch.zeros((slots, budget), dtype=torch.int32, device=device)
         self.counts = torch.zeros(slots, dtype=torch.int32, device=device)  # live nodes; 0: nothing drafted
+        self.log_probs = torch.zeros((slots, budget), dtype=torch.float32, device=device)  # draft's, of paths
         self.chain_only = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.chain_slots: set[int] = set()  # where chain_only is set, for the host: mostly empty
+        self.temperatures = torch.zeros(slots, dtype=torch.float32, device=device)
+        # For the host: where chain_only is set (mostly nowhere), and where no tree branches.
+        self.chain_slots: set[int] = set()
+        self._linear = np.ones(slots, dtype=bool)
 
-    def forget(self, slot: int, *, chain_only: bool) -> None:
+    def forget(self, slot: int, *, chain_only: bool, temperature: float = 0.0) -> None:
         """A new request took the slot: it has no tree yet. ``chain_only``: its trees must be chains."""
         self.counts[slot] = 0
         self.chain_only[slot] = chain_only
+        self.temperatures[slot] = temperature
+        self._linear[slot] = True
         (self.chain_slots.add if chain_only else self.chain_slots.discard)(slot)
+
+    def branch(self, slots: np.ndarray, *, chains: bool) -> None:
+        """Note on the host what these slots hold now: chains, or trees but where chain_only is set."""
+        self._linear[slots] = chains or [int(slot) in self.chain_slots for slot in slots]
+
+    def linear(self, slots: np.ndarray) -> bool:
+        """Whether no tree in these slots branches, as far as the host knows."""
+        return bool(self._linear[slots].all())
 
     def slots(self, slots: torch.Tensor) -> torch.Tensor:
         """[R] int64 slots with negative entries (padding rows) sent to the spare slot."""
         return torch.where(slots < 0, self._spare_slot, slots)
 
-    def write(self, slots: torch.Tensor, tree: DraftTree) -> None:
-        """Remember ``tree`` (R requests, the store's budget) at ``slots`` [R] int64."""
+    def write(self, slots: torch.Tensor, tree: DraftTree, log_probs: torch.Tensor) -> None:
+        """Remember ``tree`` (R requests, the store's budget) and its draft log-probabilities [R, B] at
+        ``slots`` [R] int64."""
         self.parents[slots] = tree.parents
         self.depths[slots] = tree.depths
         self.counts[slots] = tree.counts
+        self.log_probs[slots] = log_probs

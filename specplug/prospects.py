@@ -1,0 +1,134 @@
+"""What each shape would bring now: the outlooks of plain, chain and tree at one load, kept for some rounds.
+
+Requests differ more than shapes do, so chains and trees are compared on the same drafts: a tree holds its
+greedy chain, and every tree round gives a row of both. The level is that of the latest rounds, chain rows
+of either shape; a tree that is not in use is that level times what the trees of its last rounds gained
+over their own chains.
+
+A tree that was never drafted gets the benefit of the doubt for `OPTIMISTIC` drafts: one whole path of it
+is accepted. A host that does not tell the chain of its trees has no chain outlook.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplug.correction import AcceptanceCorrection
+from specplug.cost_curves import Shape
+from specplug.outlook import Outlook, RecentRows, outlook
+from specplug.prices import Prices, rounded_context, rounded_requests
+
+OPTIMISTIC = 8  # drafts
+GAP = 2  # rounds without a draft of a shape after which its next one renews the outlooks
+STALE, STALE_ROWS = 64, 32  # after so many rounds without any draft, so many of the rows still count
+REFRESH_ROUNDS = 32  # outlooks are kept so long; early on, a quarter of the rounds so far
+KEPT = 64  # loads
+LARGE, SKIPPED = 128, 3  # batches that large are sampled every 4th round: 512 rows are 64 rounds then
+
+
+class Seen(NamedTuple):
+    """Outlooks at one load."""
+
+    outlooks: dict[Shape, Outlook]
+    round: int  # when this was computed
+
+
+class Prospects:
+    """The samples of chains and trees, and the outlooks made of them. Bounded memory."""
+
+    def __init__(self, prices: Prices, acceptance: AcceptanceCorrection, *, budget: int, depth: int) -> None:
+        self._prices, self._acceptance, self._depth = prices, acceptance, depth
+        self._trees, self._of_trees = RecentRows(max(budget, depth)), RecentRows(depth)  # of the same rounds
+        self._chains = RecentRows(depth)  # of all rounds that drafted
+        self._hope = np.ones((1, min(budget, depth)), np.float32)
+        self._last: dict[Shape, int] = {"chain": 0, "tree": 0}
+        self._round, self._skipped = 0, SKIPPED
+        self._seen: dict[tuple[int, float], Seen] = {}
+
+    def remember(
+        self,
+        shape: Shape,
+        survival: NDArray[np.float32],  # [R, B] not capped
+        drafted: NDArray[np.bool_],  # [R]
+        chain: NDArray[np.float32] | None,  # [R, gamma] of these trees, where known
+    ) -> None:
+        """Add the drafts of one round."""
+        if self._round - max(self._last.values()) > STALE:
+            for sample in (self._trees, self._of_trees, self._chains):
+                sample.keep(STALE_ROWS)
+        if self._round - self._last[shape] > GAP:
+            self._seen.clear()
+            self._skipped = SKIPPED
+        self._last[shape] = self._round
+        self._skipped += 1
+        if len(survival) >= LARGE and self._skipped <= SKIPPED:
+            return
+        self._skipped = 0
+        every = bool(drafted.all())
+        rows = survival if every else survival[drafted]
+        if shape == "chain":
+            self._chains.add(rows[:, : self._depth])
+            return
+        self._trees.add(rows)
+        if chain is None:
+            self._of_trees.keep(0)
+            self._chains.keep(0)
+        else:
+            rows = chain if every else chain[drafted]
+            self._of_trees.add(rows[:, : self._depth])
+            self._chains.add(rows[:, : self._depth])
+
+    def of(self, requests: int, context: float) -> Seen:
+        """The outlooks of a coming round."""
+        self._round += 1
+        key = (rounded_requests(requests), rounded_context(context))
+        seen = self._seen.get(key)
+        if seen is None or self._round - seen.round >= min(REFRESH_ROUNDS, 1 + self._round // 4):
+            self._seen.pop(key, None)
+            if len(self._seen) >= KEPT:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[key] = self._compute(*key)
+        return seen
+
+    def rate(self, shape: Shape, requests: int, context: float) -> float | None:
+        """Tokens a second of a shape in use; None while its outlook is a hope."""
+        if shape != "plain" and len(self._trees) < OPTIMISTIC:
+            return None
+        seen = self._seen.get((rounded_requests(requests), rounded_context(context)))
+        found = (seen or self.of(requests, context)).outlooks.get(shape)
+        return found.rate if found else None
+
+    def _compute(self, requests: int, context: float) -> Seen:
+        plain = float(self._prices.step("plain", requests, requests, 0, context).seconds[0])
+
+        def look(shape: Shape, rows: NDArray[np.float32]) -> Outlook:
+            return self._outlook(shape, rows, requests, context, plain)
+
+        outlooks: dict[Shape, Outlook] = {"plain": Outlook(float(requests), plain)}
+        tree = look("tree", self._trees.newest(at_least=OPTIMISTIC, otherwise=self._hope))
+        if len(self._of_trees):
+            chain = look("chain", self._chains.newest())
+            level = chain.rate / look("chain", self._of_trees.newest()).rate
+            tree = Outlook(tree.tokens * level, tree.seconds)
+            outlooks["chain"] = chain
+        outlooks["tree"] = tree
+        return Seen(outlooks, self._round)
+
+    def _outlook(
+        self, shape: Shape, rows: NDArray[np.float32], requests: int, context: float, plain: float
+    ) -> Outlook:
+        def step_seconds(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+            seconds = self._prices.step(shape, requests, requests, int(nodes[-1]), context).seconds[nodes]
+            seconds[0] = plain
+            return seconds
+
+        return outlook(
+            rows,
+            requests=requests,
+            scale=self._acceptance.factor(shape),
+            step_seconds=step_seconds,
+            draft_seconds=self._prices.draft(shape, requests, context),
+        )
