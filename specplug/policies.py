@@ -22,6 +22,8 @@ PLAIN_SHARE, CHAIN_SHARE = 0.15, 0.3  # of an explorer's rounds; the rest draft 
 class Policy(Protocol):
     """Shapes: R requests in the batch, B nodes of a tree."""
 
+    reason: str  # "" or why nothing is decided, for the log
+
     def draft(self, requests: int, *, context: float) -> Shape:
         """What the coming round should draft; "plain": nothing."""
 

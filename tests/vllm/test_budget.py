@@ -2,6 +2,7 @@
 output of plain decoding all the same."""
 
 import dataclasses
+import logging
 from collections import Counter
 
 import msgspec
@@ -38,6 +39,18 @@ def tables(tmp_path_factory):
     for name, table in made.items():
         write_cost_table(folder / f"{name}.json", table)
     return {name: str(folder / f"{name}.json") for name in made}
+
+
+@pytest.fixture
+def caplog_vllm():
+    """Messages of our logger, which does not propagate."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("vllm.specplug")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +191,7 @@ def test_what_must_fail(plain, greedy, tmp_path, fault):
             assert per_node[1] < per_node[0]
 
 
-def test_dear_rows_give_plain_decoding(plain, greedy, tables):
+def test_dear_rows_give_plain_decoding(plain, greedy, tables, caplog_vllm):
     """Online correction off: this machine's real costs are not the table's."""
     with engine(tree("dspark", BUDGET, cost_table=tables["dear"], online=False)) as running:
         got = running.generate(short(8), greedy(64))
@@ -187,6 +200,7 @@ def test_dear_rows_give_plain_decoding(plain, greedy, tables):
     assert seen["steps/plain"] >= 60  # 63 decode steps and the prefill; a round looks in now and then
     assert seen["drafts/plain"] >= 55
     assert seen["nodes_verified"] <= 16
+    assert sum("decoding without a draft is worth more" in line for line in caplog_vllm) == 1
 
 
 def test_cheap_rows_give_full_trees(plain, greedy, tables):

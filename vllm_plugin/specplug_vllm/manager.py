@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification as stock
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
@@ -28,6 +29,8 @@ from specplug.greedy import greedy_survival
 from specplug.policies import Policy
 from specplug.ragged import admit
 from specplug.run_delay import waited_seconds
+
+logger = init_logger("vllm.specplug")
 
 if TYPE_CHECKING:
     from specplug.local.records import RoundRecord
@@ -108,7 +111,9 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         self._plan: tuple[Plan, int, int] | None = None  # plan, scheduled nodes, emitting requests
         self._step: Step | None = None
         self._last: Step | None = None
-        self._shape: Shape | None = None  # decided by the scheduler for the coming round
+        # Decided while scheduling, for the rounds that draft; under async scheduling one is ahead.
+        self._shapes: deque[Shape] = deque(maxlen=8)
+        self._said: set[Shape] = {"tree"}
         self._peaks: dict[int, float] = {}  # nodes of the busiest request lately, by bit length of the batch
         self._context = 0.0
         global _running
@@ -181,9 +186,10 @@ class BudgetManager(stock.AdaptiveVerificationManager):
     def draft_rows(self, requests: int) -> int:
         """Draft rows to schedule for each of ``requests``; decides whether the coming round drafts at all."""
         self._drain()
-        self._shape = self.policy.draft(requests, context=self._context)
-        if self._shape == "plain":
+        shape = self.policy.draft(requests, context=self._context)
+        if shape == "plain":
             return 0
+        self._shapes.append(shape)
         peak = self._peaks.get(requests.bit_length())
         return self.budget if peak is None else min(self.budget, max(LEAST_ROWS, int(HEADROOM * peak) + 1))
 
@@ -191,10 +197,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         """What to draft now. ``rows``: draft rows the scheduler will reserve, None where it does not say."""
         if rows == 0:
             return "plain"
-        if self._shape is None:
-            return self.policy.draft(requests, context=self._context)
-        shape, self._shape = self._shape, None
-        return "tree" if shape == "plain" else shape
+        return self._shapes.popleft() if self._shapes else self.policy.draft(requests, context=self._context)
 
     def begin(self, input_batch: Any) -> None:
         """Before the target's forward."""
@@ -237,9 +240,18 @@ class BudgetManager(stock.AdaptiveVerificationManager):
 
     def drafted(self, shape: Shape) -> None:
         """After drafting."""
-        if self._step is not None:
-            self._step.drafted, self._step.end = shape, self._stamp()
-            self._last = self._step
+        if self._step is None:
+            return
+        self._step.drafted, self._step.end = shape, self._stamp()
+        self._last = self._step
+        if shape not in self._said and not self.policy.reason:
+            self._said.add(shape)
+            logger.info(
+                "specplug: with %d requests %s is worth more than a tree; taken wherever that is so, counted, "
+                "not logged again.",
+                len(self._step.requests),
+                "decoding without a draft" if shape == "plain" else "a chain",
+            )
 
     def _stamp(self) -> Any:
         if not self._survival.is_cuda:  # other processes' time on a shared core is not the step's
