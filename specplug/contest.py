@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from specplug.budget import Planner
-from specplug.calibration import Calibration
 from specplug.cost import CostTable
-from specplug.outcomes import Outcomes, cross_fitted, outcomes
 from specplug.recording import Recording
 from specplug.replay import Fixed, Totals, closed_loop, open_loop
+
+if TYPE_CHECKING:  # they import torch, which is slow
+    from specplug.calibration import Calibration
+    from specplug.outcomes import Outcomes
 
 OURS = "ours"
 TREES = (8, 16, 32, 64)
@@ -86,6 +88,8 @@ def prepare(
 
     Raises ValueError for a recording of one prompt a data set where it is to be cross-fitted.
     """
+    from specplug.outcomes import cross_fitted, outcomes
+
     calibrated = cross_fitted(recording) if cross_fit else outcomes(recording, calibration)
     return Contest(table, outcomes(calibrated.recording), calibrated, min_gain, seed)
 

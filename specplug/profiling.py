@@ -48,10 +48,12 @@ class Bench(Protocol):
 def plan(
     *, requests: Sequence[int], nodes: Sequence[int], contexts: Sequence[int], depth: int
 ) -> list[Point]:
-    """Plain decoding, the chain of ``depth`` nodes and trees of each of ``nodes``, everywhere."""
+    """Plain decoding, the chain of ``depth`` nodes, half as many and one, and trees of each of ``nodes``,
+    everywhere.
+    """
     kinds: list[tuple[Shape, int]] = [
         ("plain", 0),
-        ("chain", depth),
+        *(("chain", n) for n in sorted({1, (depth + 1) // 2, depth})),
         *(("tree", n) for n in sorted(set(nodes))),
     ]
     return [

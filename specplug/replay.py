@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specplug.budget import Plan, Planner
 from specplug.cost import CostTable, Shape
-from specplug.outcomes import Outcomes
+
+if TYPE_CHECKING:  # it imports torch, which is slow
+    from specplug.outcomes import Outcomes
 
 STEADY_ROUNDS = 100  # a closed loop that is not told how long: enough for a request's noise to average out
 

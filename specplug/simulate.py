@@ -5,19 +5,24 @@ time, tokens a second. Open loop (--rate): requests arrive at random, waiting an
 ours is slower than a fixed setting are printed, all of them.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specplug import contest as contests
-from specplug.calibration import Calibration, read_calibration
 from specplug.contest import OURS, Cell, Contest, Service
 from specplug.cost import CostTable, read_cost_table
 from specplug.cost_models import MODELS, model_table
 from specplug.recording import Recording
 from specplug.recording_source import read_recording
+
+if TYPE_CHECKING:  # it imports torch, which is slow
+    from specplug.calibration import Calibration
 
 CONCURRENCY = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 SURVIVALS = {"cross": "calibrated, each half of the prompts by the other", "none": "as drafted"}
@@ -117,6 +122,8 @@ def check_numbers(a: argparse.Namespace) -> None:
 
 def open_contest(a: argparse.Namespace) -> tuple[Contest, list[str]]:
     """The contest, and what is to be known about it, a line each: recording, cost, survivals."""
+    from specplug.calibration import read_calibration
+
     recording = read_recording(a.recording, method=a.method)
     if a.dataset is not None or a.temperature is not None:
         recording = recording.take(recording.matching(dataset=a.dataset, temperature=a.temperature))

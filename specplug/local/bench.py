@@ -11,13 +11,14 @@ import time
 
 import torch
 
-from specplug.local.draft import Draft
+from specplug.local.draft import Draft, Proposal
 from specplug.local.loop import Clock, Requests, Session
 from specplug.local.method import Method
 from specplug.local.target import Target
 from specplug.profiling import Point
 from specplug.run_delay import waited_seconds
 from specplug.step_log import Step
+from specplug.tree import DraftTree
 
 
 class OwnClock(Clock):
@@ -34,6 +35,22 @@ class OwnClock(Clock):
             before, now, waited = waited, time.perf_counter(), waited_seconds()
         self.seconds[step] += now - self.last - (waited - self.waited)
         self.last, self.waited = now, waited
+
+
+class ShortChain(Method):
+    """The first ``budget`` nodes of the chain."""
+
+    __slots__ = ()
+
+    def build(self, draft: Draft, proposal: Proposal) -> DraftTree:
+        whole, nodes = super().build(draft, proposal), self.budget
+        return DraftTree(
+            tokens=whole.tokens[:, :nodes],
+            parents=whole.parents[:, :nodes],
+            depths=whole.depths[:, :nodes],
+            scores=whole.scores[:, :nodes],
+            counts=whole.counts.clamp(max=nodes),
+        )
 
 
 class LocalBench:
@@ -62,14 +79,15 @@ class LocalBench:
             walked.tokens.tolist()
             session.clock.charge("commit")
         spent = {name: seconds - before[name] for name, seconds in session.clock.seconds.items()}
-        whole = point.shape == "chain" or point.nodes == self.budget
+        whole = point.nodes == (self.draft.depth if point.shape == "chain" else self.budget)
         return Step(
             requests=point.requests,
             rows=point.requests * (1 + point.nodes),
             nodes=point.requests * point.nodes,
             context=point.context,
             verify_seconds=spent["verify"] + spent["commit"],
-            # A smaller tree is the larger one's prefix: what a round drafts is always the whole budget.
+            # What a round drafts is always the whole budget, of which a smaller tree is a prefix, and the
+            # whole chain.
             draft_seconds=spent["draft"] + spent["build"] if point.shape != "plain" and whole else 0.0,
             verified=point.shape,
             drafted=point.shape,
@@ -77,7 +95,9 @@ class LocalBench:
         )
 
     def _method(self, point: Point) -> Method:
-        return Method("chain") if point.shape == "chain" else Method("tree", point.nodes, self.candidates)
+        if point.shape == "chain":
+            return ShortChain("chain", point.nodes)
+        return Method("tree", point.nodes, self.candidates)
 
     def _at(self, requests: int, context: int) -> Session:
         if self._session is None or self._held != (requests, context):

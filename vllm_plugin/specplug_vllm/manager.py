@@ -247,7 +247,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         if shape not in self._said and not self.policy.reason:
             self._said.add(shape)
             logger.info(
-                "specplug: with %d requests %s is worth more than a tree; taken wherever that is so, counted, "
+                "specplug: with %d requests %s is worth more than a tree; taken where that is so. Counted, "
                 "not logged again.",
                 len(self._step.requests),
                 "decoding without a draft" if shape == "plain" else "a chain",
