@@ -1,38 +1,13 @@
-"""The hook table: every vLLM name the adapter relies on, checked by reading vLLM's source, not by importing
-it.
+"""The hook table: every vLLM name the adapter relies on, see `specplug.hook_table`.
 
-Reading is fast, safe in any process, and works on a release that this machine cannot run. A check says what
-is missing, so a vLLM that moved a seam is refused in one sentence instead of failing at the first request.
 Checked by ``method: ddtree`` at start, by ``specplug doctor``, and by the tests.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 from pathlib import Path
-from typing import NamedTuple
 
-
-class Hook(NamedTuple):
-    """One seam. ``kind``: patch (we wrap it), subclass (we override it), seam (vLLM calls or reads what we
-    give it), use (we call it)."""
-
-    path: str  # file below the vllm package
-    symbol: str  # function, Class or Class.method in that file
-    kind: str
-    why: str
-    params: tuple[str, ...] = ()  # arguments it must take
-    mentions: tuple[str, ...] = ()  # names and attributes its body must contain
-
-
-class HookStatus(NamedTuple):
-    """Result for one row of the table."""
-
-    name: str
-    ok: bool
-    detail: str
-
+from specplug.hook_table import Hook, HookStatus, check, package_root
 
 _GPU = "v1/worker/gpu"
 _RUNNER = f"{_GPU}/model_runner.py"
@@ -417,54 +392,6 @@ HOOKS: tuple[Hook, ...] = (
 )
 
 
-def _find(module: ast.Module, symbol: str) -> ast.AST | None:
-    node: ast.AST = module
-    for name in symbol.split("."):
-        found = [
-            child
-            for child in ast.walk(node)
-            if isinstance(child, ast.ClassDef | ast.FunctionDef) and child.name == name and child is not node
-        ]
-        if not found:
-            return None
-        node = found[0]
-    return node
-
-
-def _names(node: ast.AST) -> set[str]:
-    names: set[str] = set()
-    for child in ast.walk(node):
-        match child:
-            case (
-                ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name))
-            ):
-                names.add(name)
-            case ast.Constant(value=str(name)):
-                names.add(name)
-    return names
-
-
-def _check(module: ast.Module | None, hook: Hook) -> HookStatus:
-    name = f"{hook.path}:{hook.symbol}"
-    if module is None:
-        return HookStatus(name, False, f"no such file in this vLLM; {hook.why}")
-    node = _find(module, hook.symbol)
-    if node is None:
-        return HookStatus(name, False, f"not found; {hook.why}")
-    if isinstance(node, ast.FunctionDef):
-        arguments = node.args
-        taken = {
-            argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        }
-        absent = [param for param in hook.params if param not in taken]
-        if absent:
-            return HookStatus(name, False, f"takes no argument {', '.join(absent)}; {hook.why}")
-    absent = [mention for mention in hook.mentions if mention not in _names(node)]
-    if absent:
-        return HookStatus(name, False, f"no longer refers to {', '.join(absent)}; {hook.why}")
-    return HookStatus(name, True, f"{hook.kind}: {hook.why}")
-
-
 def check_hooks(root: Path | None = None) -> list[HookStatus]:
     """Check the table against an installed vLLM, or against the ``vllm`` folder of a source tree.
 
@@ -474,17 +401,4 @@ def check_hooks(root: Path | None = None) -> list[HookStatus]:
     Raises:
         ModuleNotFoundError: no vLLM is installed and no root is given.
     """
-    if root is None:
-        spec = importlib.util.find_spec("vllm")
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(
-                "vLLM is not installed in this environment; install it beside specplug."
-            )
-        root = Path(spec.origin).parent
-    # Parsed here and dropped on return: the trees of these files are some 20 MB.
-    modules = {path: _parse(root / path) for path in dict.fromkeys(hook.path for hook in HOOKS)}
-    return [_check(modules[hook.path], hook) for hook in HOOKS]
-
-
-def _parse(file: Path) -> ast.Module | None:
-    return ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return check(HOOKS, package_root("vllm") if root is None else root)
