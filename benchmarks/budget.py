@@ -6,9 +6,10 @@ The yardstick is np.sort of the requests * budget fp32 survivals. "verify" is Pl
 calls it every step: checks, caps, one sort, the argmax over the whole curve, the counts. "draft" is
 Planner.draft. "curve" is making the seconds of every total anew (table, correction), which happens at a new
 load and every specplug.prices.REFRESH_READS reads, "outlooks" what Planner.draft makes anew every
-specplug.prospects.REFRESH_ROUNDS rounds, "allocate" the cut alone. The parts take turns, a few runs each
-after a warm one; figures are medians. "mean step" is draft and verify with everything at the rate it really
-happens, a mean of CPU time. Without --table: a staircase at CUDA graph sizes up to 512, linear above.
+specplug.prospects.OF_LARGE rounds (REFRESH_ROUNDS of small batches), "allocate" the cut alone. The parts take
+turns, a few runs each after a warm one; figures are medians. "mean step" is draft and verify with everything
+at the rate it really happens, a mean of CPU time. Without --table: a staircase at CUDA graph sizes up to 512,
+linear above.
 """
 
 from __future__ import annotations

@@ -202,6 +202,7 @@ class Planner:
         drafted_requests: int | None = None,  # those drafted for; None = ``requests``
         emitting: int = 0,  # as `verify` had it
         emitted: int = 0,  # tokens that came
+        emitted_context: float | None = None,  # ``context`` weighted by what each emitted; None = not known
         plan: Plan | None = None,  # what was executed; None = nothing planned, or something else executed
     ) -> None:
         """What a step came to. Once a step, in order, however late; ignored where ``online`` is off.
@@ -215,6 +216,8 @@ class Planner:
         if draft_seconds is not None and drafted != "plain":
             number = requests if drafted_requests is None else drafted_requests
             self._prices.observe_draft(drafted, number, context, seconds=draft_seconds)
+        if emitted_context is not None and drafted != "plain":
+            self._prospects.skewed(context=context, emitted_context=emitted_context)
         if plan is not None and plan.nodes and verified != "plain":
             self._acceptance.observe(
                 verified, predicted=plan.tokens - emitting, accepted=max(0, emitted - emitting)

@@ -36,7 +36,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     it.
     cost_table: file of ``specplug profile``; each step then verifies the nodes that pay. None: every node.
     cost_table_mismatch: "refuse" or "warn" where the table was measured for another engine, model or device.
-    min_gain: relative gain in tokens per second below which the cheaper of plain, chain and tree is taken.
+    min_gain: predicted gain in tokens per second below which a round decodes plainly.
     calibration: file that turns draft probabilities into acceptance probabilities. None: as drafted.
     online: follow the costs and the acceptance seen in service; false: table and calibration as read.
     record: folder for the steps' times and every round's tree and outcome. None: nothing is written.

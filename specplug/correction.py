@@ -8,9 +8,9 @@ factor is linear in the tokens: a jump at the edge of a region would read as a s
 region seen fewer than 5 times leans on the recent median of its shape, and that on the recent median of
 all.
 
-**Acceptance.** One factor a shape: accepted over predicted drafted tokens, both fading, with a prior at
-1. The map from a draft's probability to a(v) by depth is `specplug.calibration`'s and `specplug.drift`'s;
-this only keeps the sum honest.
+**Acceptance.** One factor a shape: accepted over predicted drafted tokens, both fading, leaning on the
+factor of all shapes, and that on 1. The map from a draft's probability to a(v) by depth is
+`specplug.calibration`'s and `specplug.drift`'s; this only keeps the sum honest.
 
 Both take every step's word once. Host side, numpy.
 """
@@ -30,6 +30,7 @@ WINDOW = 31  # median of 31 readings with 10 % noise: 2.3 %
 TRUSTED = 5  # readings after which a region stands alone: one outlier of them does not move the median far
 HALF_LIFE = 2_000.0  # predicted drafted tokens; accepted counts of some 1,000 requests scatter by 2 %
 PRIOR = 16.0  # predicted drafted tokens that the factor 1 weighs
+LEANING = 256.0  # those that the factor of all shapes weighs: two shapes' own differ by 5 %, more is rare
 ACCEPTANCE_RANGE = (0.1, 2.0)
 
 
@@ -87,19 +88,21 @@ class AcceptanceCorrection:
     """Accepted over predicted drafted tokens, one factor a shape."""
 
     def __init__(self) -> None:
-        self._sums = np.full((len(SHAPES), 2), PRIOR)  # predicted, accepted
+        self._sums = np.zeros((len(SHAPES), 2))  # predicted, accepted
 
     def observe(self, shape: Shape, *, predicted: float, accepted: float) -> None:
         """Take one step's nodes: tokens predicted as `factor` had it then, and accepted."""
-        sums = self._sums[SHAPES.index(shape)]
         raw = predicted / self.factor(shape)
-        fade = 0.5 ** (raw / HALF_LIFE)
-        sums[:] = PRIOR + (sums - PRIOR) * fade + (raw, accepted)
+        sums = self._sums[SHAPES.index(shape)]
+        sums[:] = sums * 0.5 ** (raw / HALF_LIFE) + (raw, accepted)
 
     def factor(self, shape: Shape) -> float:
         """What to multiply sums of a(v) by."""
+        predicted, accepted = (self._sums.sum(0) + PRIOR).tolist()
+        common = accepted / predicted
         predicted, accepted = self._sums[SHAPES.index(shape)].tolist()
-        return min(max(accepted / predicted, ACCEPTANCE_RANGE[0]), ACCEPTANCE_RANGE[1])
+        factor = (accepted + LEANING * common) / (predicted + LEANING)
+        return min(max(factor, ACCEPTANCE_RANGE[0]), ACCEPTANCE_RANGE[1])
 
 
 def _octave(value: int, last: int) -> int:

@@ -11,7 +11,7 @@ much within a batch; the budget corrects it online.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,8 @@ NEAREST: dict[Shape, tuple[Shape, ...]] = {
     "chain": ("chain", "tree", "plain"),
     "tree": ("tree", "chain", "plain"),
 }
-"""Which measured shape stands for one that was not: a chain's step is a tree's of the same rows."""
+"""Which measured shape stands for one that was not, and lends its slope to one that does not rise: a chain's
+step is a tree's of the same rows."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,20 @@ def _surfaces(probes: Iterable[Probe], graph_sizes: tuple[int, ...], lookup: Loo
     groups: dict[Shape, list[Probe]] = {}
     for probe in probes:
         groups.setdefault(probe.shape, []).append(probe)
-    return {shape: surface(group, graph_sizes=graph_sizes, lookup=lookup) for shape, group in groups.items()}
+    own = {shape: surface(group, graph_sizes=graph_sizes, lookup=lookup) for shape, group in groups.items()}
+    if lookup != "measured":
+        return own
+
+    def slope(shape: Shape) -> Callable[[int, float], float]:
+        others = [own[one] for one in NEAREST[shape] if one in own]
+        return lambda requests, context: next(
+            filter(None, (other.last_slope(requests, context) for other in others)), 0.0
+        )
+
+    return {
+        shape: surface(group, graph_sizes=graph_sizes, lookup=lookup, slope=slope(shape))
+        for shape, group in groups.items()
+    }
 
 
 def _nearest(surfaces: dict[Shape, Surface], shape: Shape) -> Shape:

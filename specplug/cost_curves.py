@@ -3,7 +3,8 @@
 Below the largest captured graph a step costs what the next larger graph costs: a staircase with a stair per
 graph size. Above, it is linear between probes, and past the last one it keeps the last slope. Noise must not
 make more rows look cheaper, so the medians are pooled to a non-decreasing sequence first (isotonic
-regression, weights = repeats).
+regression, weights = repeats). A curve that does not rise by itself, of one row count say, takes the slope of
+the nearest curve that does: of its own shape, else of another.
 
 Rows are whole numbers, so a staircase is a piecewise linear curve too: stair (g', g] has the knots g' + 1 and
 g. All curves of a shape therefore live on one set of knots, a mixture of planes is a mixture of rows of one
@@ -13,8 +14,9 @@ matrix, and any number of row counts is one `numpy.interp`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -80,13 +82,15 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True)
 class Surface:
-    """Seconds of one shape. Between requests and between contexts linear; requests outside the measured are
-    taken as the nearest, a longer context than measured keeps the last slope (never a falling one).
+    """Seconds of one shape. Between requests and between contexts linear; fewer or shorter than measured are
+    taken as the nearest, more or longer keep the last slope (never a falling one). Lookups other than
+    "measured" take more requests as the nearest too.
     """
 
     knots: Floats  # [K] rows, rising
     contexts: Floats  # [C] rising
     planes: tuple[Plane, ...]  # [C]
+    lookup: Lookup
     rises: bool  # some curve rises by more than its noise
     curves: int  # with two row counts or more
 
@@ -108,12 +112,37 @@ class Surface:
         plane = self.planes[index]
         upper = int(np.searchsorted(plane.requests, requests))
         if upper == len(plane.requests):
-            return plane.seconds[-1]
+            return self._beyond(plane, requests)
         if upper == 0 or plane.requests[upper] == requests:
             return plane.seconds[upper]
         below, above = plane.requests[upper - 1], plane.requests[upper]
         share = (requests - below) / (above - below)
         return plane.seconds[upper - 1] * (1 - share) + plane.seconds[upper] * share
+
+    def _beyond(self, plane: Plane, requests: int) -> Floats:
+        """The last octave of requests, carried on; a shorter base would magnify noise. Where that falls with
+        the rows (a plane is flat before its first probe) it is cut to what more rows cost.
+        """
+        most, last = plane.requests[-1], plane.seconds[-1]
+        lower = max(int(np.searchsorted(plane.requests, most / 2, side="right")) - 1, 0)
+        if self.lookup != "measured" or lower == len(plane.requests) - 1:
+            return last
+        share = (requests - most) / (most - plane.requests[lower])
+        further: Floats = last + share * np.maximum(last - plane.seconds[lower], 0)
+        return np.minimum.accumulate(further[::-1])[::-1]
+
+    def last_slope(self, requests: int, context: float) -> float:
+        """Seconds a row past all probes of a measured surface, of the nearest curve that rises there; 0 where
+        none does.
+        """
+        width = self.knots[-1] - self.knots[-2]
+        slopes = [
+            (abs(at - context), abs(many - requests), float(rise / width))
+            for at, plane in zip(self.contexts, self.planes, strict=True)
+            for many, rise in zip(plane.requests, plane.seconds[:, -1] - plane.seconds[:, -2], strict=True)
+            if rise > 0
+        ]
+        return min(slopes)[2] if slopes else 0.0
 
 
 class _Curve(NamedTuple):
@@ -123,11 +152,18 @@ class _Curve(NamedTuple):
     seconds: Floats
 
 
-def surface(probes: Sequence[Probe], *, graph_sizes: Sequence[int], lookup: Lookup) -> Surface:
+def surface(
+    probes: Sequence[Probe],
+    *,
+    graph_sizes: Sequence[int],
+    lookup: Lookup,
+    slope: Callable[[int, float], float] = lambda requests, context: 0.0,
+) -> Surface:
     """The surface through probes of one shape.
 
     Where every probe has one row a request (plain decoding), requests and rows are one axis: one curve a
-    context, over the rows.
+    context, over the rows. ``slope`` says seconds a row, by requests and context, where a measured curve does
+    not rise by itself.
     """
     one_axis = all(probe.requests == probe.tokens for probe in probes)
     groups: dict[float, dict[int, list[Probe]]] = {}
@@ -136,7 +172,10 @@ def surface(probes: Sequence[Probe], *, graph_sizes: Sequence[int], lookup: Look
         plane.setdefault(0 if one_axis else probe.requests, []).append(probe)
     sizes = np.asarray(graph_sizes, dtype=np.float64)
     curves = {
-        context: {requests: _curve(group, sizes, lookup) for requests, group in sorted(plane.items())}
+        context: {
+            requests: _curve(group, sizes, lookup, partial(slope, group[-1].requests, context))
+            for requests, group in sorted(plane.items())
+        }
         for context, plane in sorted(groups.items())
     }
     every = [curve for plane in curves.values() for curve in plane.values()]
@@ -153,6 +192,7 @@ def surface(probes: Sequence[Probe], *, graph_sizes: Sequence[int], lookup: Look
         knots=knots,
         contexts=np.asarray(list(curves), dtype=np.float64),
         planes=planes,
+        lookup=lookup,
         rises=any(_rises(group) for group in wide),
         curves=len(wide),
     )
@@ -171,7 +211,7 @@ def isotonic(values: Floats, weights: Floats) -> Floats:
     return np.repeat([mean for mean, _, _ in blocks], [members for _, _, members in blocks])
 
 
-def _curve(probes: Sequence[Probe], sizes: Floats, lookup: Lookup) -> _Curve:
+def _curve(probes: Sequence[Probe], sizes: Floats, lookup: Lookup, fallback: Callable[[], float]) -> _Curve:
     rows = np.asarray([probe.tokens for probe in probes], dtype=np.float64)
     seconds = np.asarray([probe.median_seconds for probe in probes])
     if lookup == "clamped":
@@ -186,7 +226,7 @@ def _curve(probes: Sequence[Probe], sizes: Floats, lookup: Lookup) -> _Curve:
     at, group = np.unique(bucket, return_inverse=True)
     mass = np.bincount(group, weights).astype(np.float64)
     level = isotonic(np.bincount(group, weights * seconds) / mass, mass)
-    slope = _last_slope(at, level)
+    slope = _last_slope(at, level) or fallback()
     far = level[-1] + slope * (FAR - at[-1])
     if not len(sizes):
         return _Curve(np.append(at, FAR), np.append(level, far))
@@ -196,7 +236,7 @@ def _curve(probes: Sequence[Probe], sizes: Floats, lookup: Lookup) -> _Curve:
     known, known_level = (at[captured], level[captured]) if captured.any() else (at[:1], level[:1])
     heights = np.interp(sizes, known, known_level)
     beyond = sizes > known[-1]
-    heights[beyond] += _last_slope(known, known_level) * (sizes[beyond] - known[-1])
+    heights[beyond] += (_last_slope(known, known_level) or slope) * (sizes[beyond] - known[-1])
     if len(smooth):
         heights = np.minimum(heights, smooth_level[0])
     stairs = _stairs(np.append(1, sizes[:-1] + 1), sizes, heights)

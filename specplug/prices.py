@@ -20,7 +20,7 @@ from specplug.cost_curves import Shape
 
 Floats = NDArray[np.float64]
 
-REFRESH_READS = 256  # some 80 rounds of the budget
+REFRESH_READS = 512  # some 160 rounds of the budget
 KEPT_CURVES = 32  # least recently made ones go first; 32 of 16,384 tokens are 4 MB
 STEPS_AN_OCTAVE = 16
 EXACT = 16

@@ -5,12 +5,17 @@ greedy chain, and every tree round gives a row of both. The level is that of the
 of either shape; a tree that is not in use is that level times what the trees of its last rounds gained
 over their own chains.
 
+Under speculation requests that draft poorly stay longer, so the batch fills with them. Plain decoding would
+serve the same work with every request in the batch as long as it has tokens: it is priced at the context of a
+mean *token* of the latest rounds, not of a mean request, where the host tells it.
+
 A tree that was never drafted gets the benefit of the doubt for `OPTIMISTIC` drafts: one whole path of it
 is accepted. A host that does not tell the chain of its trees has no chain outlook.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +29,12 @@ from specplug.prices import Prices, rounded_context, rounded_requests
 OPTIMISTIC = 8  # drafts
 GAP = 2  # rounds without a draft of a shape after which its next one renews the outlooks
 STALE, STALE_ROWS = 64, 32  # after so many rounds without any draft, so many of the rows still count
-REFRESH_ROUNDS = 32  # outlooks are kept so long; early on, a quarter of the rounds so far
+REFRESH_ROUNDS, OF_LARGE = 32, 128  # outlooks are kept so long; early on, a quarter of the rounds so far
 KEPT = 64  # loads
 LARGE, SKIPPED = 128, 3  # batches that large are sampled every 4th round: 512 rows are 64 rounds then
+
+
+SKEW_ROUNDS = 16  # over which the context of a token is averaged, about the rounds that a request stays
 
 
 class Seen(NamedTuple):
@@ -47,6 +55,7 @@ class Prospects:
         self._last: dict[Shape, int] = {"chain": 0, "tree": 0}
         self._round, self._skipped = 0, SKIPPED
         self._seen: dict[tuple[int, float], Seen] = {}
+        self._skew = 0.0  # log of a mean token's context over a mean request's
 
     def remember(
         self,
@@ -81,12 +90,18 @@ class Prospects:
             self._of_trees.add(rows[:, : self._depth])
             self._chains.add(rows[:, : self._depth])
 
+    def skewed(self, *, context: float, emitted_context: float) -> None:
+        """Learn from one round: mean committed tokens of a request and of an emitted token's request."""
+        if context > 0 and emitted_context > 0:
+            self._skew += (math.log(emitted_context / context) - self._skew) / SKEW_ROUNDS
+
     def of(self, requests: int, context: float) -> Seen:
         """The outlooks of a coming round."""
         self._round += 1
         key = (rounded_requests(requests), rounded_context(context))
         seen = self._seen.get(key)
-        if seen is None or self._round - seen.round >= min(REFRESH_ROUNDS, 1 + self._round // 4):
+        longest = OF_LARGE if requests >= LARGE else REFRESH_ROUNDS
+        if seen is None or self._round - seen.round >= min(longest, 1 + self._round // 4):
             self._seen.pop(key, None)
             if len(self._seen) >= KEPT:
                 del self._seen[next(iter(self._seen))]
@@ -102,12 +117,13 @@ class Prospects:
         return found.rate if found else None
 
     def _compute(self, requests: int, context: float) -> Seen:
-        plain = float(self._prices.step("plain", requests, requests, 0, context).seconds[0])
+        plain = self._plain(requests, context)
 
         def look(shape: Shape, rows: NDArray[np.float32]) -> Outlook:
             return self._outlook(shape, rows, requests, context, plain)
 
-        outlooks: dict[Shape, Outlook] = {"plain": Outlook(float(requests), plain)}
+        served = plain if not self._skew else self._plain(requests, context * math.exp(self._skew))
+        outlooks: dict[Shape, Outlook] = {"plain": Outlook(float(requests), served)}
         tree = look("tree", self._trees.newest(at_least=OPTIMISTIC, otherwise=self._hope))
         if len(self._of_trees):
             chain = look("chain", self._chains.newest())
@@ -116,6 +132,9 @@ class Prospects:
             outlooks["chain"] = chain
         outlooks["tree"] = tree
         return Seen(outlooks, self._round)
+
+    def _plain(self, requests: int, context: float) -> float:
+        return float(self._prices.step("plain", requests, requests, 0, context).seconds[0])
 
     def _outlook(
         self, shape: Shape, rows: NDArray[np.float32], requests: int, context: float, plain: float

@@ -106,7 +106,8 @@ class Batch:
         recording, policy, totals = self.outcomes.recording, self.policy, self.totals
         requests, count = recording.requests, len(self.request)
         row = recording.rows[recording.first[self.request] + self.position]
-        context = float((requests.prompt_tokens[self.request] + self.position).mean())
+        contexts = requests.prompt_tokens[self.request] + self.position
+        context = float(contexts.mean())
         shape = policy.draft(count, context=context)
         drafts = self.outcomes.drafts[shape]
         spare = recording.about.max_tokens - self.position > 1  # with one token left, none can be accepted
@@ -136,6 +137,7 @@ class Batch:
             draft_seconds=draft_seconds,
             emitting=count,
             emitted=int(emitted.sum()),
+            emitted_context=float(contexts @ emitted / emitted.sum()),
             plan=plan,
         )
         left = requests.answer_tokens[self.request] - self.position

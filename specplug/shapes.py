@@ -1,8 +1,11 @@
 """Which shape a round drafts: the guard, its hysteresis, and probes of what is not in use.
 
-**Guard.** Shapes in order of what they cost: plain, chain, tree. A costlier one is entered when its
-predicted rate beats the best cheaper one by ``min_gain``, and kept while it beats it by half of that; so
-noise below half of ``min_gain`` never makes shapes flap.
+**Guard.** Shapes in order of what they cost: plain, chain, tree. A chain or tree is entered when its
+predicted rate beats plain decoding by ``min_gain``, and a tree instead of a chain when it is predicted no
+slower: the two are compared on the same drafts, and where chains are in use those are the drafts that chains
+come by, at which a tree gains less than at its own (1 % less on the shipped recordings). What is in use is
+kept while it is less than half of ``min_gain`` below what it needed, so smaller noise does not make shapes
+flap.
 
 **Probes.** A shape not in use is not observed, so now and then one round drafts it. The price of a probe
 is the seconds it takes beyond what its tokens are worth at the present rate. Every round saves
@@ -72,7 +75,8 @@ class ShapeChoice:
         best: Shape = "plain"
         for shape in SHAPES[1:]:
             if shape in outlooks:
-                needed = self.min_gain / 2 if shape == self.current else self.min_gain
+                needed = self.min_gain if best == "plain" else 0.0
+                needed -= self.min_gain / 2 if shape == self.current else 0.0
                 if outlooks[shape].rate >= outlooks[best].rate * (1 + needed):
                     best = shape
         return best

@@ -234,6 +234,35 @@ def test_shapes_do_not_flap_near_the_guard():
     assert served.switches < 20
 
 
+class LongContextsCost(MadeUp):
+    """A second a row and a second a committed token."""
+
+    def verify_seconds(self, requests, tokens, *, context=0.0, shape="tree"):
+        return np.asarray(tokens, np.float64) + context
+
+
+@pytest.mark.parametrize(
+    ("emitted_context", "drafted", "expected"),
+    [(None, "tree", "tree"), (100.0, "tree", "tree"), (10.0, "tree", "plain"), (10.0, "plain", "tree")],
+)
+def test_plain_decoding_is_priced_at_the_context_of_a_token(emitted_context, drafted, expected):
+    """Trees bring twice plain's tokens at a mean request's context, and less than plain decoding has where
+    its tokens are: at requests of a tenth of that. What plain steps emit says nothing.
+    """
+    ours = planner(LongContextsCost(linear(0, 1)))
+    rows = np.full((1, 1), 0.99, np.float32)
+    caps = np.ones(1, np.int32)
+    for _ in range(200):
+        shape = ours.draft(1, context=100.0)
+        if shape != "plain":
+            ours.verify(rows, caps, base_tokens=1, emitting=1, context=100.0, shape="tree", chain=rows)
+        ours.observe(
+            requests=1, tokens=2, context=100.0, verified="tree", verify_seconds=None, drafted=drafted,
+            emitted_context=emitted_context,
+        )  # fmt: skip
+    assert ours._choice.current in (("chain", "tree") if expected == "tree" else ("plain",))
+
+
 def test_observing_nothing_measured_is_allowed():
     ours = planner(CHEAP)
     ours.observe(requests=3, tokens=3, context=1.0, verified="plain", verify_seconds=None)

@@ -176,7 +176,7 @@ def healthy(monkeypatch):
         "hooks": [{"name": "a", "ok": True, "detail": ""}],
         "host_keys": ["quantization"],
     }
-    monkeypatch.setattr(doctor, "probe_plugin", lambda: answer)
+    monkeypatch.setattr(doctor, "probe_plugin", lambda engine: answer)
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
     return answer
 

@@ -75,7 +75,7 @@ def test_requests_and_contexts_mix_linearly():
     assert seconds(table, 4, [8], context=500.0) == pytest.approx([true(4, 8, 500)])  # the last slope
     assert seconds(table, 4, [8], context=1.0) == pytest.approx([true(4, 8, 100)])  # the nearest
     assert seconds(table, 1, [8], context=100) == pytest.approx([true(2, 8, 100)])
-    assert seconds(table, 99, [8], context=100) == pytest.approx([true(6, 8, 100)])
+    assert seconds(table, 99, [8], context=100) == pytest.approx([true(99, 8, 100)])  # the last slope
 
 
 def test_a_longer_context_than_measured_never_gets_cheaper():
@@ -94,6 +94,48 @@ def test_a_shape_that_was_not_measured_takes_the_nearest():
     assert seconds(table, 1, [8]) == seconds(table, 1, [8], shape="chain") == [0.2]
     assert seconds(table, 1, [1], shape="plain") == [0.1]
     assert table.draft_seconds(4) == 0.0
+
+
+def test_more_requests_than_measured_keep_the_slope_of_the_last_octave():
+    """Not of the last two counts, here 7 and 8, between which there is only noise."""
+    by_requests = {1: 0.1, 4: 0.4, 7: 0.9, 8: 0.8}
+    table = from_probes([probe(r, 8 + t, s + 0.01 * t) for r, s in by_requests.items() for t in (0, 8)])
+    assert seconds(table, 8, [8, 16]) == pytest.approx([0.8, 0.88])
+    assert seconds(table, 256, [8, 16]) == pytest.approx([0.8 + 0.1 * 248, 0.88 + 0.1 * 248])
+    falling = from_probes([probe(r, t, 0.1 * t / r) for r in (1, 2) for t in (8, 16)])
+    assert seconds(falling, 99, [8, 16]) == seconds(falling, 2, [8, 16])
+
+
+def test_a_curve_that_does_not_rise_takes_the_slope_of_the_nearest_that_does():
+    """A chain of one length has one row count; past it, more rows cost what a tree's or another's do."""
+    trees = [probe(r, t, 0.1 * r + 0.01 * r * t) for r in (1, 4) for t in (8, 16)]
+    chains = [probe(r, 8 * r, 0.5 * r, shape="chain") for r in (1, 4)]
+    table = from_probes([*trees, *chains])
+    for requests in (1, 4):
+        known, far = seconds(table, requests, [8 * requests, 8 * requests + 100], shape="chain")
+        assert known == pytest.approx(0.5 * requests)
+        assert far == pytest.approx(known + 100 * 0.01 * requests)
+    own = from_probes([*trees, *chains, probe(4, 40, 2.4, shape="chain"), probe(4, 48, 2.8, shape="chain")])
+    assert seconds(own, 1, [8, 18], shape="chain") == pytest.approx([0.5, 0.5 + 10 * 0.05])  # its own
+    assert seconds(table, 4, [16, 17]) == pytest.approx([1.04, 1.08])  # what rises keeps its own
+    captured = from_probes([*trees, *chains], graph_sizes=(8, 16, 24, 32, 64))
+    assert seconds(captured, 1, [8, 16, 60], shape="chain") == pytest.approx([0.5, 0.58, 0.5 + 0.01 * 56])
+    alone = from_probes(chains)
+    assert seconds(alone, 1, [8, 1000], shape="chain") == pytest.approx([0.5, 0.5])
+
+
+@given(st.integers(1, 512), st.floats(0, 4000), st.integers(1, 7))
+def test_a_chain_of_many_rows_is_not_cheaper_than_plain_decoding_of_fewer(requests, context, nodes):
+    """As measured on a CPU: chains of one length and few requests, plain decoding and trees."""
+    plain = [probe(r, r, 4e-3 + 1e-4 * r, shape="plain") for r in (1, 4, 16)]
+    chains = [probe(r, 8 * r, 5e-3 + 1e-4 * 8 * r, shape="chain") for r in (1, 4, 16)]
+    trees = [probe(r, r * (1 + n), 5e-3 + 1e-4 * r * (1 + n)) for r in (1, 4, 16) for n in (1, 7, 63)]
+    table = from_probes([*plain, *chains, *trees])
+    rows = requests * (1 + nodes)
+    chain = seconds(table, requests, [rows], context=context, shape="chain")[0]
+    assert chain >= seconds(table, requests, [requests], context=context, shape="plain")[0]
+    if requests > 16 and nodes == 7:
+        assert chain == pytest.approx(5e-3 + 1e-4 * rows)
 
 
 def test_draft_seconds():

@@ -14,7 +14,9 @@ from specplug import cli, doctor, models
 from specplug.config import TreeOptions
 from specplug.cost import from_probes, read_cost_table, write_cost_table
 from specplug.cost_curves import Probe
-from specplug.local.bench import LocalBench, OwnClock
+from specplug.heads import Chain
+from specplug.local.bench import LocalBench, OwnClock, ShortChain
+from specplug.local.method import Method, chain
 from specplug.provenance import Provenance, config_hash
 from specplug.run_delay import waited_seconds
 from specplug.step_log import read_steps
@@ -24,7 +26,8 @@ LOCAL = (
     "profile", "--engine", "local", "--target", "quick", "--device", "cpu", "--budget", "64",
     "--nodes", "1", "64", "--requests", "1", "2", "--contexts", "16", "--repeats", "3", "6",
 )  # fmt: skip
-POINTS = 2 * 4  # plain, chain, two trees
+EACH = 6  # points of a batch size: plain, three chains, two trees
+POINTS = 2 * EACH
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,8 @@ def test_a_whole_run(tmp_path, monkeypatch, capsys):
     assert {(p.shape, p.requests, p.tokens) for p in table.verify} == {
         (shape, r, r * (1 + nodes))
         for r in (1, 2)
-        for shape, nodes in (("plain", 0), ("chain", 7), ("tree", 1), ("tree", 64))
+        for shape, each in (("plain", [0]), ("chain", [1, 4, 7]), ("tree", [1, 64]))
+        for nodes in each
     }
     assert {(p.shape, p.requests) for p in table.draft} == {(s, r) for s in ("chain", "tree") for r in (1, 2)}
     assert all(p.median_seconds == 0.01 + 0.001 * p.tokens and p.repeats == 3 for p in table.verify)
@@ -73,8 +77,19 @@ def test_a_whole_run(tmp_path, monkeypatch, capsys):
     assert (facts.engine, facts.target, facts.draft) == ("local", "quick", "quick dspark")
     assert facts.target_hash == config_hash(models.path("quick", "target"))
     assert (facts.dtype, facts.context, facts.tensor_parallel) == ("float32", 16, 1)
-    assert (summary["verify_probes"], summary["draft_probes"], summary["max_tokens"]) == (8, 4, 130)
+    assert (summary["verify_probes"], summary["draft_probes"], summary["max_tokens"]) == (12, 4, 130)
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+def test_a_short_chain_is_the_upper_part_of_the_whole(monkeypatch):
+    whole = chain(Chain(torch.tensor([[3, 1, 4], [1, 5, 9]]), torch.randn(2, 3, 8)))
+    monkeypatch.setattr(Method, "build", lambda self, draft, proposal: whole)
+    part = ShortChain("chain", 2).build(None, None)
+    part.validate()
+    assert part.counts.tolist() == [2, 2]
+    assert part.tokens.tolist() == [[3, 1], [1, 5]]
+    assert (part.parents.tolist(), part.depths.tolist()) == ([[-1, 0]] * 2, [[1, 2]] * 2)
+    assert (part.scores == whole.scores[:, :2]).all()
 
 
 def test_the_clock_stands_still_while_others_run(monkeypatch):
@@ -106,12 +121,12 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
         samples.append(point)
         return true_sample(self, point)
 
-    counting.stop = 4 + 3 * 4 + 2  # in the middle of the second batch size
+    counting.stop = EACH + 3 * EACH + 2  # in the middle of the second batch size
     monkeypatch.setattr(LocalBench, "sample", counting)
     arguments = (*LOCAL[:-2], "3", "3", "--out", out)  # three repeats of every point
     assert run(*arguments) == 130
     assert not out.exists()
-    assert len(read_steps(tmp_path / "cost.steps")) == 3 * 4
+    assert len(read_steps(tmp_path / "cost.steps")) == 3 * EACH
     assert run(*arguments) == 2
     assert "has an interrupted run; add --resume" in capsys.readouterr().err
     assert run(*arguments, "--resume", "--budget", "128") == 2
@@ -231,7 +246,7 @@ def test_the_verdict_on_a_table(tmp_path, table, target, more, state, said):
 
 def test_doctor_has_a_line_about_the_table(tmp_path, monkeypatch):
     write_cost_table(tmp_path / "cost.json", table_for("vllm"))
-    monkeypatch.setattr(doctor, "engine_version", lambda: "9.9")
+    monkeypatch.setattr(doctor, "engine_version", lambda engine: "9.9")
     config = {"method": "ddtree", "model": str(models.path("quick", "dspark"))}
 
     def lines(config: object) -> list[tuple[str, str]]:

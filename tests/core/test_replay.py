@@ -155,6 +155,20 @@ def test_a_policy_sees_no_outcome_before_its_plan():
     assert all(f["tokens"] == f["requests"] + f["plan"].nodes for f in seen[0].facts)
 
 
+def test_a_policy_is_told_the_context_of_a_mean_token():
+    """One request at a time it is the request's; of two, nearer to the one that emits more."""
+    r = small.at_random(7)
+    alone, two = Watching(), Watching()
+    closed_loop(outcomes(r), linear_table(), alone, concurrency=1, tokens=40)
+    assert all(f["emitted_context"] == f["context"] for f in alone.facts)
+    closed_loop(outcomes(r), linear_table(), two, concurrency=2, tokens=200)
+    assert any(f["emitted_context"] != f["context"] for f in two.facts)
+    for f in two.facts:
+        assert (f["emitted_context"] == f["context"]) or f["emitted"] > 2
+    lengths = r.requests.prompt_tokens + r.requests.answer_tokens
+    assert all(r.requests.prompt_tokens.min() <= f["emitted_context"] <= lengths.max() for f in two.facts)
+
+
 @pytest.mark.parametrize("policy", ["plain", "chain", "tree", "ours"])
 def test_every_token_is_emitted_once(policy):
     """Open loop to the last request: the answers' lengths, no more and no less, whatever the policy."""

@@ -28,11 +28,15 @@ def test_a_costlier_shape_must_gain_and_half_of_it_keeps_it():
     assert chosen(choice, rates(tree=1.011)) == "tree"
 
 
-def test_a_tree_must_beat_the_chain_too():
+def test_a_tree_must_match_the_chain_and_is_kept_a_little_below():
     choice = ShapeChoice(min_gain=0.02)
-    assert chosen(choice, rates(chain=1.5, tree=1.505)) == "chain"
-    assert chosen(choice, rates(chain=1.5, tree=1.525)) == "chain"
-    assert chosen(choice, rates(chain=1.5, tree=1.535)) == "tree"
+    assert chosen(choice, rates(chain=1.5, tree=1.48)) == "chain"
+    assert chosen(choice, rates(chain=1.5, tree=1.495)) == "chain"
+    assert chosen(choice, rates(chain=1.5, tree=1.505)) == "tree"
+    assert chosen(choice, rates(chain=1.5, tree=1.49)) == "tree"
+    assert chosen(choice, rates(chain=1.5, tree=1.48)) == "chain"
+    assert chosen(choice, rates(chain=1.03, tree=1.0)) == "chain"
+    assert chosen(choice, rates(chain=1.0, tree=1.0)) == "plain"
     assert chosen(choice, rates(chain=0.5, tree=1.2)) == "tree"
 
 

@@ -59,7 +59,7 @@ class Step:
     slots: np.ndarray  # [R] int
     rows: int  # all rows of the target forward
     prefill_rows: int
-    context: float
+    contexts: np.ndarray  # [R] committed tokens
     plan: Plan | None = None
     scheduled: int = 0  # nodes
     emitting: int = 0
@@ -73,6 +73,11 @@ class Step:
     landed: Any = None  # CUDA event of the copies
     joined: list[int] = field(default_factory=list)  # slots taken by new requests since the copy was made
     rounds: list[RoundRecord] = field(default_factory=list)
+
+    @property
+    def context(self) -> float:
+        """Mean committed tokens."""
+        return float(self.contexts.mean())
 
     @property
     def nodes(self) -> int:
@@ -215,7 +220,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
             slots=slots,
             rows=input_batch.num_tokens,
             prefill_rows=max(0, input_batch.num_tokens - nodes - windows),
-            context=self._context,
+            contexts=computed,
             plan=plan,
             scheduled=scheduled,
             emitting=emitting,
@@ -273,7 +278,8 @@ class BudgetManager(stock.AdaptiveVerificationManager):
             self._finish(step)
 
     def _finish(self, step: Step) -> None:
-        emitted = int(step.emitted.sum()) if step.emitted is not None else 0
+        tokens = step.emitted.numpy() if step.emitted is not None else np.zeros(len(step.slots))
+        emitted = int(tokens.sum())
         # A round without a draft still writes the drafter's context: part of its step.
         drafting = step.drafted != "plain"
         verify = self._seconds(step.begin, step.accepted if drafting else step.end)
@@ -282,6 +288,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
             requests=len(step.requests),
             tokens=step.rows,
             context=step.context,
+            emitted_context=float(step.contexts @ tokens / emitted) if emitted else None,
             verified=step.verified,
             verify_seconds=verify or None,
             drafted=step.drafted,
