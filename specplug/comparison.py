@@ -79,8 +79,9 @@ def print_table(runs: Sequence[Run], *, draft: str, on_gpu: bool) -> None:
         numbers = (one.target_forwards, f"{one.accepted_length:.2f}", same, f"{one.tokens_per_second:.1f}")
         print(row.format(label(one.method, draft), one.tokens, *numbers))
     print(
-        "\nTarget forwards: one a prompt, then one a draft. Accepted length: 1 + accepted / drafts, as vLLM\n"
-        "counts: tokens accepted past the end of an answer are in it, so it is above tokens / forwards."
+        "\nTarget forwards: one a prompt, then one a draft. Accepted length: 1 + accepted / drafts, as the\n"
+        "engine counts: tokens accepted past the end of an answer are in it, so it is above tokens / "
+        "forwards."
     )
     print(timing_note(on_gpu=on_gpu))
 
@@ -95,7 +96,7 @@ def timing_note(*, on_gpu: bool) -> str:
             "either way, speculation or not."
         )
     return (
-        "tokens/s: vLLM on a CPU, its sampling kernels run by Triton's interpreter. It says nothing "
+        "tokens/s: on a CPU, kernels run by Triton's interpreter or replaced by torch. It says nothing "
         "about the "
         "speed on a GPU.\nWhat carries over is that the output is the same and how few target forwards it "
         "took. The model has 3 million\nparameters: it answers in the right form, often with wrong facts."

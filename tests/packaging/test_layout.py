@@ -13,6 +13,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("kernels", "vllm_plugin", "sglang_plugin")
+# what the distribution holds, and where each lies
+SOURCES = {
+    "specplug": ROOT,
+    "specplug_kernels": ROOT / "kernels",
+    "specplug_vllm": ROOT / "vllm_plugin",
+    "specplug_sglang": ROOT / "sglang_plugin",
+}
 
 
 def python(code: str, *path: Path) -> str:
@@ -52,7 +59,8 @@ def test_importing_the_core_imports_no_engine_and_no_triton():
         "import specplug, specplug.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
     assert "specplug" in loaded.split()
-    assert {"vllm", "sglang", "triton", "specplug_kernels", "specplug_vllm"}.isdisjoint(loaded.split())
+    foreign = {"vllm", "sglang", "triton", *SOURCES} - {"specplug"}
+    assert foreign.isdisjoint(loaded.split())
 
 
 def test_entry_points_lead_to_what_is_installed():
@@ -60,6 +68,7 @@ def test_entry_points_lead_to_what_is_installed():
     assert found == {
         ("console_scripts", "specplug"): "specplug.cli:main",
         ("vllm.general_plugins", "specplug"): "specplug_vllm.plugin:register",
+        ("sglang.srt.plugins", "specplug"): "specplug_sglang.plugin:register",
     }
 
 
@@ -84,17 +93,16 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
-def test_wheel_holds_the_three_packages_and_nothing_else(wheel):
+def test_wheel_holds_the_four_packages_and_nothing_else(wheel):
     top = {name.partition("/")[0] for name in wheel.namelist()}
     version = metadata.version("specplug")
-    assert top == {"specplug", "specplug_kernels", "specplug_vllm", f"specplug-{version}.dist-info"}
+    assert top == {*SOURCES, f"specplug-{version}.dist-info"}
 
 
 def test_wheel_holds_every_module_and_every_model_file(wheel):
-    sources = {"specplug": ROOT, "specplug_kernels": ROOT / "kernels", "specplug_vllm": ROOT / "vllm_plugin"}
     expected = {
         path.relative_to(source).as_posix()
-        for package, source in sources.items()
+        for package, source in SOURCES.items()
         for path in (source / package).rglob("*")
         if path.is_file() and path.suffix in {".py", ".json", ".jsonl", ".safetensors"}
     }
