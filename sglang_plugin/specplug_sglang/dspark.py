@@ -1,0 +1,168 @@
+"""SGLang's own DSPARK, upgraded: our budget where SGLang ranks a table, and honest sampling parameters.
+
+Everything else stays stock, the kernels and the device's ranking of live survivals among them. A DSPARK chain
+is drawn from the draft, so its budget keeps SGLang's causal rule: the total comes from survivals of two
+steps ago. SGLANG_RAGGED_VERIFY_MODE keeps its meaning: static verifies whole chains, cap-accept computes them
+and accepts what the budget would verify, compact computes that alone.
+DSPARK drafts every round, so a step's total is the one of most tokens a second in that step, draft included.
+
+``SPECPLUG_DISABLE=1``, or ``"dspark": false`` in the file SPECPLUG_CONFIG names, leaves SGLang's as it is.
+The other keys it may hold for DSPARK are `KEYS`; the table may also come with
+``--speculative-dspark-sps-table-path``, in SGLang's two formats or in ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specplug.config import TreeOptions, parse_options
+from specplug.cost import read_cost_table
+from specplug.sts import read_sts
+from specplug_sglang import config
+from specplug_sglang.plugin import STRICT
+
+if TYPE_CHECKING:
+    import torch
+
+    from specplug.budget import Plan
+    from specplug.policies import Policy
+
+logger = logging.getLogger(__name__)
+
+ALGORITHM = "DSPARK"
+SWITCH = "dspark"
+KEYS = frozenset({"cost_table", "cost_table_mismatch", "online"})
+MIN_SURVIVAL = 1e-6  # SGLang's ranking on the device passes over less
+
+_running: ChainBudget | None = None
+_upgraded = False
+
+
+class ChainBudget:
+    """The total of a step, in place of SGLang's ``compute_verify_token_budget``."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.context = 0.0  # mean committed tokens of the batch
+        self.plan: Plan | None = None  # of the step under way
+
+    def total(self, survival: torch.Tensor) -> Plan:
+        """``survival``: [R, gamma] fp32 on the host, non-increasing, of SGLang's lagged confidences."""
+        rows = survival.numpy()
+        rows = np.where(rows >= MIN_SURVIVAL, rows, 0).astype(np.float32)
+        requests = len(rows)
+        self.plan = self.policy.verify(
+            rows,
+            np.full(requests, rows.shape[1], np.int32),
+            base_tokens=requests,
+            emitting=requests,
+            context=self.context,
+            shape="chain",
+        )
+        return self.plan
+
+
+def upgraded() -> bool:
+    """Whether this process runs DSPARK with our worker."""
+    return _upgraded
+
+
+def run(budget: ChainBudget | None) -> None:
+    """From now on ``budget`` decides in this process; None: SGLang does."""
+    global _running
+    _running = budget
+
+
+def switched_on() -> bool:
+    """Raises ValueError where the switch is not true or false."""
+    value = config.read_config_file().get(SWITCH, True)
+    if not isinstance(value, bool):
+        raise ValueError(f"{config.CONFIG}: {SWITCH}: expected true or false, got {value!r}")
+    return value
+
+
+def options(view: Any) -> TreeOptions:
+    """The options for DSPARK, of ServerArgs while they are resolved or of the published ``get_spec()``.
+
+    Raises ValueError for a key that means nothing to chains, a table given twice, and files that cannot be
+    read.
+    """
+    raw = {key: value for key, value in config.read_config_file().items() if key != SWITCH}
+    for key in raw:
+        if key in TreeOptions.__struct_fields__ and key not in KEYS:
+            known = ", ".join(sorted({*KEYS, SWITCH}))
+            raise ValueError(f"{config.CONFIG}: {key} is for DDTREE; DSPARK takes {known}")
+    flag = view.speculative_dspark_sps_table_path
+    if flag and raw.setdefault("cost_table", flag) != flag:
+        raise ValueError(
+            f"cost_table: {config.CONFIG} says {raw['cost_table']!r} and --speculative-dspark-sps-table-path "
+            f"says {flag!r}; keep one"
+        )
+    parsed, _ = parse_options({**raw, "model": view.speculative_draft_model_path or ALGORITHM})
+    if parsed.cost_table is not None:
+        read_cost_table(parsed.cost_table)
+    if view.speculative_dspark_confidence_sts_path:
+        read_sts(view.speculative_dspark_confidence_sts_path)
+    return parsed
+
+
+def _check(original: Any, server_args: Any) -> None:
+    """SGLang's checks, then ours, before any weight is read."""
+    original(server_args)
+    if switched_on():
+        from sglang.srt.arg_groups import speculative_hook
+
+        options(speculative_hook.resolving_view(server_args))
+
+
+def _create_worker(original: Any, self: Any, server_args: Any) -> Any:
+    """The stock worker's class, or ours over it; says in one log line which."""
+    stock = original(self, server_args)
+    if self.name != ALGORITHM:
+        return stock
+    from specplug_sglang.hooks import check_hooks
+    from specplug_sglang.install import unapplied
+
+    faults = unapplied() or [f"{hook.name}: {hook.detail}" for hook in check_hooks() if not hook.ok]
+    if faults and os.environ.get(STRICT, "") not in ("", "0"):
+        raise RuntimeError(f"specplug refuses DSPARK on this SGLang: {'; '.join(faults)}")
+    if faults or not switched_on():
+        why = "; ".join(faults) or f'"{SWITCH}": false'
+        logger.log(
+            logging.ERROR if faults else logging.INFO,
+            "specplug: DSPARK, pid %d: SGLang's own planner and sampling run: %s.",
+            os.getpid(),
+            why,
+        )
+        return stock
+    from specplug_sglang.chains import ChainWorker
+
+    global _upgraded
+    _upgraded = True
+    return type(f"Specplug{stock.__name__}", (ChainWorker, stock), {})
+
+
+def _budget(original: Any, *, history_survival_probs: Any, sps_table: Any, cfg: Any) -> Any:
+    if _running is None:
+        return original(history_survival_probs=history_survival_probs, sps_table=sps_table, cfg=cfg)
+    from sglang.srt.speculative.dspark_components.dspark_planner import VerifyBudgetDecision
+
+    plan = _running.total(history_survival_probs[:, : cfg.resolved_max_verify_len()])
+    known = np.isfinite(plan.seconds) and plan.seconds > 0
+    return VerifyBudgetDecision(
+        budget=plan.nodes,
+        predicted_step_seconds=plan.seconds if known else None,
+        predicted_theta=plan.tokens / plan.seconds if known else None,
+    )
+
+
+_SPECULATIVE = "sglang.srt.speculative"
+AROUND = {
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark": _check,
+    f"{_SPECULATIVE}.spec_info.SpeculativeAlgorithm.create_worker": _create_worker,
+    f"{_SPECULATIVE}.dspark_components.dspark_planner.compute_verify_token_budget": _budget,
+}

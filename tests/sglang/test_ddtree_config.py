@@ -1,0 +1,176 @@
+"""User mistakes are refused with the reason before any weight is read; what is given is what runs."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from specplug import models
+from specplug_sglang import config
+from specplug_sglang.config import CONFIG, Flags, resolve
+from specplug_sglang.refusals import check_backend, check_engine
+
+pytestmark = pytest.mark.sglang
+
+TARGET = json.loads((models.path("quick", "target") / "config.json").read_text())
+
+
+def flags(draft="dspark", **changes):
+    given = {"rows": None, "depth": None, "cost_table": None, **changes}
+    return Flags(
+        model=str(models.path("quick", "target")),
+        draft=str(models.path("quick", draft)),
+        revision="main",
+        **given,
+    )
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Write the file that SPECPLUG_CONFIG names."""
+    resolve.cache_clear()
+
+    def write(content):
+        file = tmp_path / "specplug.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        monkeypatch.setenv(CONFIG, str(file))
+
+    yield write
+    resolve.cache_clear()
+
+
+@pytest.mark.parametrize(("draft", "query_rows"), [("dspark", 7), ("dflash", 8)])
+def test_settings_of_the_shipped_drafts(written, draft, query_rows):
+    settings = resolve(flags(draft))
+    assert (settings.budget, settings.width, settings.depth) == (16, 17, 7)
+    assert settings.query_rows == query_rows
+
+
+def test_flags_and_file_together(written):
+    written({"tree_budget": 24, "candidates": 8})
+    settings = resolve(flags(rows=25, depth=5))
+    assert (settings.budget, settings.depth, settings.options.candidates) == (24, 5, 8)
+
+
+def test_a_small_tree_is_as_deep_as_it_has_nodes(written):
+    settings = resolve(flags("dflash", rows=4))
+    assert (settings.budget, settings.depth, settings.query_rows) == (3, 3, settings.width)
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "reason"),
+    [
+        ({"tree_bugdet": 9}, {}, "did you mean 'tree_budget'"),
+        ({"tree_budget": "16"}, {}, "whole number"),
+        ({"tree_budget": 9}, {"rows": 17}, "says 16; keep one"),
+        ({"num_speculative_tokens": 3}, {"depth": 4}, "keep one"),
+        ({"num_speculative_tokens": 8}, {}, "got 8"),
+        ({"model": "x"}, {}, "--speculative-draft-model-path"),
+        ("[1]", {}, "expected a JSON object"),
+        ("{", {}, "is not JSON"),
+        ({"cost_table": "/no/such/table.json"}, {}, "no/such/table"),
+        ({"explore": True}, {}, "record"),
+        ({}, {"draft": None}, "--speculative-draft-model-path"),
+    ],
+)
+def test_mistakes_name_the_key_and_the_fix(written, content, changes, reason):
+    written(content)
+    with pytest.raises(ValueError, match=reason):
+        resolve(flags()._replace(**changes))
+
+
+def test_a_missing_file_is_refused(written, monkeypatch):
+    monkeypatch.setenv(CONFIG, "/no/such/file.json")
+    with pytest.raises(ValueError, match="cannot read /no/such/file"):
+        resolve(flags())
+
+
+def arguments(**changes):
+    """What ServerArgs say of an ordinary GPU server."""
+    plain = {
+        "device": "cuda",
+        "attention_backend": "triton",
+        "decode_attention_backend": None,
+        "prefill_attention_backend": None,
+        "pp_size": 1,
+        "dp_size": 1,
+        "attn_cp_size": 1,
+        "dcp_size": 1,
+        "disaggregation_mode": "null",
+        "kv_cache_dtype": "auto",
+        "speculative_dspark_confidence_sts_path": None,
+        "disable_cuda_graph": True,
+    }
+    return SimpleNamespace(**{**plain, **changes})
+
+
+def refused(args, target=TARGET, mode="static", **options):
+    check_engine(args, target, mode=mode, options=SimpleNamespace(cost_table=None, explore=False, **options))
+
+
+def test_an_ordinary_server_is_accepted():
+    refused(arguments())
+    refused(arguments(attention_backend="flashinfer"), mode="compact")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "npu"}, "npu"),
+        ({"attention_backend": "fa3"}, "chain instead of a tree"),
+        ({"decode_attention_backend": "trtllm_mha"}, "chain instead of a tree"),
+        ({"pp_size": 2}, "--pp-size is 2"),
+        ({"dp_size": 2}, "--dp-size is 2"),
+        ({"disaggregation_mode": "decode"}, "disaggregation"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "fp8_e4m3"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"enable_dp_attention": True}, "data parallelism"),
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"speculative_dspark_confidence_sts_path": "sts.json"}, "calibration"),
+    ],
+)
+def test_engine_features_are_refused_in_one_sentence(changes, reason):
+    with pytest.raises(ValueError, match=reason) as raised:
+        refused(arguments(**changes))
+    text = str(raised.value)
+    assert text.startswith("DDTREE refuses: ")
+    assert text.endswith(".")
+    assert ";" in text  # what is wrong; what to do
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention"]}, "recurrent"),
+        ({"layer_types": ["sliding_attention"]}, "sliding window"),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"vision_config": {}}, "multi-modal"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+    ],
+)
+def test_targets_are_refused(target, reason):
+    with pytest.raises(ValueError, match=reason):
+        refused(arguments(), {**TARGET, **target})
+
+
+def test_ragged_verification_is_not_captured_in_graphs():
+    for backend in ("triton", "flashinfer"):
+        refused(arguments(attention_backend=backend), mode="compact")
+        with pytest.raises(ValueError, match="--disable-cuda-graph"):
+            refused(arguments(attention_backend=backend, disable_cuda_graph=False), mode="compact")
+
+
+@pytest.mark.parametrize("name", ["TritonAttnBackend", "FlashInferAttnBackend"])
+def test_backends_that_follow_masks_are_accepted(name):
+    check_backend(type(name, (), {})())
+    check_backend(type("Ours", (), {"takes_tree_masks": True})())
+
+
+@pytest.mark.parametrize("name", ["FlashAttentionBackend", "TRTLLMHAAttnBackend", "TorchNativeAttnBackend"])
+def test_backends_that_ignore_masks_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} verifies a chain"):
+        check_backend(type(name, (), {})())
+
+
+def test_active_only_where_asked():
+    assert not config.active()
