@@ -33,7 +33,7 @@ COUNTERS = {
 @dataclass
 class _Step:
     requests: list[str]
-    context: float
+    contexts: np.ndarray  # [R] committed tokens
     begin: Any  # stamps
     drafted: Any = None
     end: Any = None
@@ -42,6 +42,11 @@ class _Step:
     nodes: int = 0
     plan: Plan | None = None
     emitted: torch.Tensor | None = None  # host copy, [R]
+
+    @property
+    def context(self) -> float:
+        """Mean committed tokens."""
+        return float(self.contexts.mean())
 
 
 class StepWatch:
@@ -77,15 +82,15 @@ class StepWatch:
         self._drain()
         requests = [request.rid for request in batch.reqs]
         if batch.seq_lens_cpu is not None:
-            context = float(batch.seq_lens_cpu.float().mean())
+            contexts = batch.seq_lens_cpu.numpy().astype(np.float64)
         else:
             known = [len(one.origin_input_ids) + len(one.output_ids) for one in batch.reqs]
-            context = float(np.mean(known))
+            contexts = np.array(known, dtype=np.float64)
         # A busy engine's step begins where the last one ended: scheduling is part of its price.
         follows = self._last is not None and not set(self._last.requests).isdisjoint(requests)
         begin = self._last.end if follows and self._last else self._stamp()
-        self._open = _Step(requests, context, begin)
-        return context
+        self._open = _Step(requests, contexts, begin)
+        return self._open.context
 
     def drafted(self, shape: Shape) -> None:
         """The draft is made; what follows is the target's."""
@@ -135,7 +140,8 @@ class StepWatch:
 
     def _finish(self, step: _Step) -> None:
         assert step.emitted is not None
-        requests, emitted = len(step.requests), int(step.emitted.sum())
+        tokens = step.emitted.numpy()
+        requests, emitted = len(step.requests), int(tokens.sum())
         draft = self._seconds(step.begin, step.drafted) if step.drafted is not None else 0.0
         verify = self._seconds(step.drafted if step.drafted is not None else step.begin, step.end)
         rows = requests + step.nodes
@@ -143,6 +149,7 @@ class StepWatch:
             requests=requests,
             tokens=rows,
             context=step.context,
+            emitted_context=float(step.contexts @ tokens / emitted) if emitted else None,
             verified=step.verified,
             verify_seconds=verify or None,
             drafted=step.draft,
