@@ -92,7 +92,8 @@ class TreeSpeculator:
         log_probs = tree.scores
         if self.coefficients is not None:
             tree, log_probs = self._calibrated(tree, slots)
-        self.store.write(slots, tree, log_probs)
+        self.store.write(slots, tree)
+        self.store.log_probs[slots] = log_probs
         self.tree_tokens[:num_reqs] = tree.tokens
         self.draft_token_confidence_probs[:num_reqs] = tree.scores.exp()
 

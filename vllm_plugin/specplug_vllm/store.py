@@ -45,10 +45,8 @@ class TreeStore:
         """[R] int64 slots with negative entries (padding rows) sent to the spare slot."""
         return torch.where(slots < 0, self._spare_slot, slots)
 
-    def write(self, slots: torch.Tensor, tree: DraftTree, log_probs: torch.Tensor) -> None:
-        """Remember ``tree`` (R requests, the store's budget) and its draft log-probabilities [R, B] at
-        ``slots`` [R] int64."""
+    def write(self, slots: torch.Tensor, tree: DraftTree) -> None:
+        """Remember ``tree`` (R requests, the store's budget) at ``slots`` [R] int64."""
         self.parents[slots] = tree.parents
         self.depths[slots] = tree.depths
         self.counts[slots] = tree.counts
-        self.log_probs[slots] = log_probs
