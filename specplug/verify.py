@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
 
 class Walk(NamedTuple):
@@ -37,7 +36,6 @@ def walk(
 ) -> Walk:
     """Walk every request's tree down the target's draws, at most ``max_depth`` nodes deep.
 
-    No two children of a node may hold the same token (``DraftTree.validate``).
     Raises ValueError where ``sampled`` does not have one column for the root and one a node.
     """
     requests, budget = tokens.shape
@@ -45,25 +43,30 @@ def walk(
         raise ValueError(
             f"sampled: expected [R, B + 1] = {(requests, budget + 1)}, got {tuple(sampled.shape)}"
         )
-    row = torch.arange(budget + 1, device=tokens.device)
-    exists = row[:-1] < counts[:, None]
-    sampled, above = sampled.long(), torch.where(exists, parents.long() + 1, 0)
-    entered = exists & (tokens == sampled.gather(1, above))
+    node = torch.arange(budget, device=tokens.device)
+    open_nodes = node < counts[:, None]
     if blocked is not None:
-        entered = entered & ~blocked
-    # A node is on the path if it and all above it are entered. Pointer doubling: after k steps ``entered``
-    # speaks for a row and its 2^k - 1 nearest ancestors, and ``above`` is the next one.
-    entered, above = pad(entered, (1, 0), value=True), pad(above, (1, 0))
-    for _ in range(max_depth.bit_length()):
-        entered = entered & entered.gather(1, above)
-        above = above.gather(1, above)
-    on_path = entered & (above == 0)
-    # One row a depth, parents first. Rows off the path and below max_depth go to a column that is cut off.
-    depth = torch.where(on_path, on_path.cumsum(1) - 1, max_depth + 1).clamp_max(max_depth + 1)
-    path = row.new_zeros(requests, max_depth + 2).scatter(1, depth, row.expand_as(depth))[:, :-1]
-    num_emitted = on_path.sum(1, dtype=torch.int32).clamp_max(max_depth + 1)
-    live = torch.arange(max_depth + 1, device=tokens.device) < num_emitted[:, None]
-    return Walk(torch.where(live, sampled.gather(1, path), -1), num_emitted, path)
+        open_nodes = open_nodes & ~blocked
+    row = torch.zeros(requests, 1, dtype=torch.int64, device=tokens.device)
+    alive = torch.ones(requests, 1, dtype=torch.bool, device=tokens.device)
+    drawn = sampled.long().gather(1, row)
+    emitted, rows, lives = [drawn], [row], [alive]
+    for _ in range(max_depth if budget else 0):
+        child = open_nodes & (parents == row - 1) & (tokens == drawn)
+        first = torch.where(child, node, budget).amin(1, keepdim=True)
+        alive = alive & (first < budget)
+        row = torch.where(alive, first + 1, 0)
+        drawn = sampled.long().gather(1, row)
+        emitted.append(drawn)
+        rows.append(row)
+        lives.append(alive)
+    live = torch.cat(lives, 1)
+    missing = max_depth + 1 - live.shape[1]  # an empty tree stops at the root
+    return Walk(
+        tokens=torch.nn.functional.pad(torch.where(live, torch.cat(emitted, 1), -1), (0, missing), value=-1),
+        num_emitted=live.sum(1, dtype=torch.int32),
+        path=torch.nn.functional.pad(torch.cat(rows, 1), (0, missing)),
+    )
 
 
 def path_permutation(
