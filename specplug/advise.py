@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from specplug import contest as contests
 from specplug.checkpoint import read_draft
 from specplug.contest import OURS, Cell
+from specplug.cost import CostTable
 from specplug.cost_models import MODELS
 from specplug.simulate import add_source_arguments, check_numbers, columns, open_contest
 
@@ -52,17 +53,18 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     advices = [advise({c.policy: c for c in cells if c.concurrency == load}) for load in loads]
     setting = over_all(cells)
+    unfit = unfit_table(contest.table, a.cost) if setting == OURS and a.cost not in MODELS else ""
     command = command_line(
         setting,
         draft=a.draft or "DRAFT",
         kind=kind or "KIND",
         depth=contest.depth,
         budget=contest.budget,
-        cost_table="TABLE" if a.cost in MODELS else a.cost,
+        cost_table=None if unfit else "TABLE" if a.cost in MODELS else a.cost,
     )
     if a.json:
         result = {"facts": facts, "advice": [one._asdict() for one in advices], "setting": setting}
-        print(json.dumps(result | {"command": command}, indent=1))
+        print(json.dumps(result | {"command": command, "note": unfit}, indent=1))
         return 0
     print("\n".join([*facts, "", table(advices), "", *sentences(advices, setting, loads), "", command]))
     notes = {
@@ -70,8 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
         "KIND": "KIND: dspark or dflash, what the draft is; name it with --draft",
         "TABLE": "TABLE: file of `specplug profile`, measured on your machine; this advice is from a model",
     }
-    print("\n".join(note for name, note in notes.items() if f'"{name}"' in command))
+    print("\n".join([*(note for name, note in notes.items() if f'"{name}"' in command), unfit]).strip())
     return 0
+
+
+def unfit_table(cost: CostTable, file: str) -> str:
+    """Why the command of vLLM has to leave a table out, in one line; "" where it need not."""
+    engine = cost.provenance.engine if cost.provenance else ""
+    if engine in ("", "vllm"):
+        return ""
+    return (
+        f"cost_table is left out: {file} is of engine {engine}, here it serves simulate and advise only; "
+        "specplug profile --engine vllm makes the one to serve with, until then every node is verified"
+    )
 
 
 def advise(cells: Mapping[str, Cell]) -> Advice:
@@ -94,15 +107,17 @@ def over_all(cells: Sequence[Cell]) -> str:
     return _simplest(contests.mixed(cells) | {OURS: 1.0})
 
 
-def command_line(setting: str, *, draft: str, kind: str, depth: int, budget: int, cost_table: str) -> str:
-    """The option of ``vllm serve`` for a setting."""
+def command_line(
+    setting: str, *, draft: str, kind: str, depth: int, budget: int, cost_table: str | None
+) -> str:
+    """The option of ``vllm serve`` for a setting; None leaves the table out."""
     config: dict[str, Any] = {"method": "ddtree", "model": draft, "num_speculative_tokens": depth}
     if setting == "plain":
         return "vllm serve TARGET    # without --speculative-config"
     if setting == "chain":
         config["method"] = kind
     elif setting == OURS:
-        config |= {"tree_budget": budget, "cost_table": cost_table}
+        config |= {"tree_budget": budget} | ({"cost_table": cost_table} if cost_table else {})
     else:
         config["tree_budget"] = int(setting.split()[1])
     return f"vllm serve TARGET --speculative-config '{json.dumps(config)}'"

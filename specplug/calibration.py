@@ -104,7 +104,9 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 def read_calibration(path: Path | str) -> Calibration:
     """Read what ``save`` wrote. Raises ValueError for an unknown key, a wrong type or an illegal value."""
-    return read_struct(path, Calibration)
+    return read_struct(
+        path, Calibration, what="a calibration", fix="fit it again with specplug record --calibration"
+    )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the console script; never returns."""
     parser = argparse.ArgumentParser(
-        prog="specplug", description="Draft-tree speculative decoding for stock vLLM."
+        prog="specplug", description="Draft-tree speculative decoding for stock vLLM and SGLang."
     )
     parser.add_argument("--version", action="version", version=f"specplug {specplug.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from specplug.cost_curves import Lookup, Probe, check_seconds
-from specplug.jsonfile import read_struct
+from specplug.jsonfile import Struct, read_struct
 from specplug.provenance import Provenance
 
 VERSION = 1
@@ -109,9 +109,9 @@ def read_file(path: Path | str) -> CostFile | StepTable | AdditiveTable:
     Raises ValueError for a file above 16 MiB, text that is not JSON, a file of no known format, a value that
     is missing, of a wrong type or out of range, and a content hash that is not the content's.
     """
-    kind = read_struct(path, _Kind)
+    kind = _read(path, _Kind)
     if kind.format_version is not msgspec.UNSET:
-        ours = read_struct(path, CostFile)
+        ours = _read(path, CostFile)
         if ours.content_hash != digest(ours):
             raise ValueError(
                 f"{path}: content_hash: expected {digest(ours)}, got {ours.content_hash!r}; the file was "
@@ -119,13 +119,17 @@ def read_file(path: Path | str) -> CostFile | StepTable | AdditiveTable:
             )
         return ours
     if kind.bias_seconds is not msgspec.UNSET:
-        return read_struct(path, AdditiveTable)
+        return _read(path, AdditiveTable)
     if kind.sample_batch_tokens is not msgspec.UNSET:
-        return read_struct(path, StepTable)
+        return _read(path, StepTable)
     raise ValueError(
         f"{path}: expected a cost table, with the key format_version, sample_batch_tokens or "
         f"{ADDITIVE_MARK}, got none of them; make one with specplug profile"
     )
+
+
+def _read(path: Path | str, kind: type[Struct]) -> Struct:
+    return read_struct(path, kind, what="a cost table", fix="measure again with specplug profile")
 
 
 def write_file(path: Path | str, file: CostFile | StepTable | AdditiveTable) -> None:

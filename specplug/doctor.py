@@ -1,7 +1,7 @@
 """Say what is installed, what is active in which engine process, and what is refused and why.
 
-Each check is one line: ok, off (it works, but something switched it off), failed, or skipped (it could not
-be asked). Exit code 1 when a check is off or failed.
+Each check is one line: ok, warning (it is used as asked, but look at it), off (it works, but something
+switched it off), failed, or skipped (it could not be asked). Exit code 1 when a check is off or failed.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.comparison import counters
 from specplug.config import TreeOptions, parse_options, resolve_depth
 from specplug.inspection import target_config
-from specplug.table_check import judge
+from specplug.table_check import judge, judge_calibration
 
-State = Literal["ok", "off", "failed", "skipped"]
+State = Literal["ok", "warning", "off", "failed", "skipped"]
 PROBE_SECONDS = 300.0  # importing vLLM takes 10 to 30 s on two cores
 DISABLE = "SPECPLUG_DISABLE"
 STRICT = "SPECPLUG_STRICT"
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         checks.append(check)
         if not arguments.json:
             print(f"{check.state:8}{check.name:22}{check.detail}", flush=True)
-    good = all(check.state in ("ok", "skipped") for check in checks)
+    good = all(check.state in ("ok", "warning", "skipped") for check in checks)
     if arguments.json:
         print(json.dumps({"ok": good, "checks": [check._asdict() for check in checks]}, indent=2))
     return 0 if good else 1
@@ -107,7 +107,9 @@ def examine(arguments: argparse.Namespace) -> Iterator[Check]:
     if arguments.speculative_config is not None:
         host_keys = frozenset(probed.get("host_keys", [])) if probed else frozenset()
         yield config_check(arguments.speculative_config, target=arguments.model, host_keys=host_keys)
-        yield from cost_table_checks(arguments.speculative_config, target=arguments.model)
+        yield from file_checks(arguments.speculative_config, target=arguments.model)
+    if probed and "config" in probed:
+        yield from config_file_checks(probed["config"], engine=engine)
     if not arguments.no_start:
         if probed and probed.get("active"):
             yield from live_checks() if engine == "vllm" else sglang_checks()
@@ -209,7 +211,13 @@ def config_check(text: str, *, target: str | None, host_keys: frozenset[str]) ->
     """Whether a speculative config would be accepted, by the functions the adapter itself uses."""
     name = "speculative config"
     try:
-        config = json.loads(text)
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise ValueError(
+                f"--speculative-config: expected a JSON object, got {text!r} ({error}); put it in single "
+                "quotes, its keys and words in double ones"
+            ) from None
         if not isinstance(config, dict):
             raise ValueError(f"expected a JSON object, got {type(config).__name__}")
         method = config.get("method")
@@ -241,8 +249,10 @@ def config_check(text: str, *, target: str | None, host_keys: frozenset[str]) ->
     )
 
 
-def cost_table_checks(text: str, *, target: str | None) -> Iterator[Check]:
-    """The cost table of a config; nothing where it has none or where `config_check` has failed it."""
+def file_checks(text: str, *, target: str | None) -> Iterator[Check]:
+    """The cost table and the calibration of a config; nothing where it has none or where `config_check` has
+    failed it.
+    """
     try:
         config = json.loads(text)
         if not isinstance(config, dict) or config.get("method") != "ddtree":
@@ -251,9 +261,36 @@ def cost_table_checks(text: str, *, target: str | None) -> Iterator[Check]:
         options, _ = parse_options(ours)
     except ValueError:
         return
+    yield from _files(options, target=target, draft=options.model, engine="vllm")
+
+
+def config_file_checks(config: dict[str, Any] | str, *, engine: str) -> Iterator[Check]:
+    """The options of a file that the adapter has read, or why it could not; it does not name the draft."""
+    name = "config file"
+    if isinstance(config, str):
+        yield Check(name, "failed", config)
+        return
+    if not config:
+        return
+    try:
+        # The draft is a flag of the engine and `dspark` a switch of the adapter.
+        ours = {key: value for key, value in config.items() if key != "dspark"}
+        options, _ = parse_options({**ours, "model": "a flag"})
+    except ValueError as error:
+        yield Check(name, "failed", str(error))
+        return
+    yield Check(name, "ok", f"keys {', '.join(config)}")
+    yield from _files(options, target=None, draft=None, engine=engine)
+
+
+def _files(options: TreeOptions, *, target: str | None, draft: str | None, engine: str) -> Iterator[Check]:
     if options.cost_table is not None:
-        verdict = judge(options, target=target, engine="vllm", engine_version=engine_version("vllm") or "")
+        version = engine_version(engine) or ""
+        verdict = judge(options, target=target, draft=draft, engine=engine, engine_version=version)
         yield Check("cost table", verdict.state, verdict.detail)
+    if options.calibration is not None:
+        verdict = judge_calibration(options)
+        yield Check("calibration", verdict.state, verdict.detail)
 
 
 def live_checks() -> Iterator[Check]:

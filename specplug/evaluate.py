@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specplug import models
+from specplug.arguments import check_device, check_positions
 from specplug.checkpoint import check_pair, read_draft
 from specplug.draft_config import read_config
 from specplug.hub import checkpoint_folder
@@ -108,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     lines = prompts.data_sets(names, files=arguments.prompts, count=arguments.count, seed=arguments.seed)
     tokenizer = AutoTokenizer.from_pretrained(target_name)
     tokens = {name: [prompts.encode(line, tokenizer) for line in rows] for name, rows in lines.items()}
-    _check_positions(target_config, tokens, arguments.max_tokens)
+    check_positions(target_config, tokens, arguments.max_tokens)
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = getattr(torch, arguments.dtype)
     target = Target.load(target_name, taps=checkpoint.target_layer_ids, dtype=dtype, device=device)
@@ -181,6 +182,7 @@ def _check(a: argparse.Namespace) -> None:
     for flag, given in (("--resume", a.resume), ("--record", a.record), ("--plot", a.plot)):
         if given and a.out is None:
             raise ValueError(f"{flag}: needs a folder; name one with --out")
+    check_device(a.device)
     needed: dict[str, Any] = {"transformers": "local"} | ({"matplotlib": "plot"} if a.plot else {})
     for module, extra in needed.items():
         if importlib.util.find_spec(module) is None:
@@ -197,14 +199,3 @@ def pair_names(target: str, draft: str | None) -> tuple[str, str]:
     if draft is None:
         raise ValueError(f"--draft: expected a folder or hub id for target {target}, got nothing")
     return target, draft
-
-
-def _check_positions(config: dict[str, Any], tokens: dict[str, list[list[int]]], max_tokens: int) -> None:
-    limit = (config.get("text_config") or config).get("max_position_embeddings")
-    for name, rows in tokens.items():
-        longest = max(map(len, rows))
-        if limit is not None and longest + max_tokens > limit:
-            raise ValueError(
-                f"data set {name}: a prompt of {longest} tokens and --max-tokens {max_tokens} exceed the "
-                f"target's {limit} positions; lower --max-tokens or leave the prompt out"
-            )

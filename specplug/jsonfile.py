@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,20 +15,35 @@ MAX_BYTES = 1 << 24  # 16 MiB: tables of ours have a few kB; anything larger is 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-def read_struct(path: Path | str, kind: type[Struct]) -> Struct:
-    """Decode a file.
+def read_struct(path: Path | str, kind: type[Struct], *, what: str = "", fix: str = "") -> Struct:
+    """Decode a file; errors say ``what`` it should be and, where the struct itself does not, the ``fix``.
 
-    Raises ValueError for a file above 16 MiB, for text that is not JSON, for an unknown key, a missing key, a
-    wrong type, or what the struct itself refuses; OSError if it cannot be read.
+    Raises ValueError for a folder or a pipe, a file above 16 MiB, text that is not JSON, an unknown key, a
+    missing key, a wrong type, or what the struct itself refuses; OSError if it cannot be read.
     """
+    what = what or f"a {kind.__name__} file"
+    mode = Path(path).stat().st_mode
+    if not stat.S_ISREG(mode):  # a pipe would be waited for
+        got = "a folder" if stat.S_ISDIR(mode) else "something else"
+        raise ValueError(f"{path}: expected a file, {what}, got {got}")
     with Path(path).open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise ValueError(f"{path}: expected a {kind.__name__} file of at most 16 MiB, got a larger one")
+        raise ValueError(f"{path}: expected {what} of at most 16 MiB, got a larger one{_then(fix)}")
     try:
         return msgspec.json.decode(data, type=kind, strict=True)
-    except msgspec.DecodeError as error:  # ValidationError is one
-        raise ValueError(f"{path}: {error}{_hint(str(error), kind)}") from None
+    except msgspec.ValidationError as error:
+        hint = _hint(str(error), kind)
+        own = ": expected " in str(error)  # the struct's sentence, with its own fix
+        if not hint and not own:
+            raise ValueError(f"{path}: not {what}: {error}{_then(fix)}") from None
+        raise ValueError(f"{path}: {error}{hint}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: expected {what} in JSON, got other text: {error}{_then(fix)}") from None
+
+
+def _then(fix: str) -> str:
+    return f"; {fix}" if fix else ""
 
 
 def _hint(message: str, kind: type[msgspec.Struct]) -> str:

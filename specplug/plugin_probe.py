@@ -5,7 +5,8 @@ JSON.
 engine which cannot be imported, is a line of the report and not the end of it. The core must not import an
 adapter (the layers of DESIGN.md), so everything goes through the entry point and the names the adapter is
 asked to have: in the entry point's module a function `status()`, beside it a module `hooks` with
-`check_hooks()` and a module `config` with `HOST_KEYS`, the host's keys that a speculative config may hold.
+`check_hooks()` and a module `config` with `HOST_KEYS`, the host's keys that a speculative config may hold,
+and `read_config_file()` where the adapter has a file of options.
 """
 
 import importlib
@@ -32,13 +33,23 @@ def probe(engine: str) -> dict[str, Any]:
     status = importlib.import_module(found.module).status()
     package = found.module.rpartition(".")[0]
     hooks = importlib.import_module(f"{package}.hooks").check_hooks()
-    host_keys = importlib.import_module(f"{package}.config").HOST_KEYS
-    return {
+    config = importlib.import_module(f"{package}.config")
+    answer = {"config": _config_file(config)} if hasattr(config, "read_config_file") else {}
+    return answer | {
         "active": status.active,
         "reason": status.reason,
         "hooks": [{"name": hook.name, "ok": hook.ok, "detail": hook.detail} for hook in hooks],
-        "host_keys": sorted(host_keys),
+        "host_keys": sorted(config.HOST_KEYS),
     }
+
+
+def _config_file(config: Any) -> dict[str, Any] | str:
+    """What the adapter reads from its own config file, or the sentence it refuses it with."""
+    try:
+        content: dict[str, Any] = config.read_config_file()
+    except ValueError as error:
+        return str(error)
+    return content
 
 
 if __name__ == "__main__":

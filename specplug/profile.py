@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specplug import models, server
+from specplug.arguments import check_device, check_new_file
 from specplug.config import MAX_CANDIDATES, MAX_TREE_BUDGET, parse_options
 from specplug.cost import CostTable, write_cost_table
 from specplug.cost_fit import fit
@@ -34,12 +35,8 @@ from specplug.profiling_run import (
 from specplug.step_log import read_steps
 
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "local": "the local loop"}
-USE = {  # how a table is given to its engine
-    "vllm": "use it: --speculative-config '{..., \"cost_table\": FILE}'",
-    "local": "use it: --speculative-config '{..., \"cost_table\": FILE}'",
-    "sglang": "use it: --speculative-dspark-sps-table-path FILE and SGLANG_RAGGED_VERIFY_MODE=compact",
-}
 CPU_REQUESTS, GPU_REQUESTS = 8, 128  # largest of the default; a CPU is bound by arithmetic long before
+MAX_REQUESTS = 4096  # as of specplug simulate
 CPU_CONTEXTS, GPU_CONTEXTS = (64, 512), (256, 2048, 8192)
 
 
@@ -191,10 +188,7 @@ def _as_named(a: argparse.Namespace) -> dict[str, str]:
 
 def _check(a: argparse.Namespace) -> None:
     """Refuse what cannot work, before anything is read."""
-    if a.out.exists():
-        raise ValueError(f"--out {a.out}: exists already; name another file or delete it")
-    if not a.out.parent.is_dir():
-        raise ValueError(f"--out {a.out}: expected a folder {a.out.parent} to write to, found none; make it")
+    check_new_file("--out", a.out)
     if (a.url is None) != (a.record is None):
         raise ValueError("--url and --record: expected both, of one engine, or none; give the other as well")
     if a.url is not None and (a.engine == "local" or a.resume or a.engine_args):
@@ -212,7 +206,7 @@ def _check(a: argparse.Namespace) -> None:
         raise ValueError(f"--candidates: expected 1..{MAX_CANDIDATES}, got {a.candidates}")
     for flag, values, most in (
         ("--nodes", a.nodes, a.budget),
-        ("--requests", a.requests, math.inf),
+        ("--requests", a.requests, MAX_REQUESTS),
         ("--contexts", a.contexts, math.inf),
         ("--graph-sizes", a.graph_sizes, math.inf),
     ):
@@ -227,6 +221,8 @@ def _check(a: argparse.Namespace) -> None:
     for flag, value in (("--spread", a.spread), ("--max-minutes", a.max_minutes)):
         if not 0 < value < math.inf:
             raise ValueError(f"{flag}: expected a number above 0, got {value}")
+    if a.url is None:  # the device of a running engine is its own
+        check_device(a.device)
     if a.port is not None:
         server.check_port(a.port)
     needed = {"matplotlib": "plot"} if a.plot else {}
@@ -241,7 +237,7 @@ def _summary(table: CostTable, a: argparse.Namespace, *, steps: int, unsettled: 
     spreads = [probe.spread_seconds / probe.median_seconds for probe in table.verify]
     return {
         "table": str(a.out),
-        "engine": a.engine,
+        "engine": table.provenance.engine if table.provenance else a.engine,
         "measured_for": str(table.provenance),
         "steps": steps,
         "verify_probes": len(table.verify),
@@ -273,7 +269,20 @@ def _text(summary: dict[str, Any]) -> str:
     ]
     if summary["unsettled"]:
         lines.append(f"{summary['unsettled']} not settled in the time there was; raise --max-minutes")
-    return "\n".join([*lines, summary["reason"] or USE[summary["engine"]]])
+    return "\n".join([*lines, summary["reason"] or use(summary["engine"], summary["table"])])
+
+
+def use(engine: str, file: str) -> str:
+    """How a table measured on an engine is used."""
+    if engine == "local":
+        return (
+            f"use it: specplug simulate --cost {shlex.quote(file)}, or advise; it is not for serving: "
+            "specplug profile --engine vllm makes the table to serve with"
+        )
+    if engine == "sglang":
+        flag = f"--speculative-dspark-sps-table-path {shlex.quote(file)}"
+        return f"use it: {flag} and SGLANG_RAGGED_VERIFY_MODE=compact"
+    return f"use it: --speculative-config '{{..., \"cost_table\": {json.dumps(file)}}}'"
 
 
 def _words(numbers: tuple[int, ...]) -> str:

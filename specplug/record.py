@@ -6,9 +6,12 @@ at each position of each answer. It is made with specplug's own loop on Hugging 
 
 import argparse
 import importlib.util
+import json
+import shlex
 from pathlib import Path
 
 from specplug import models
+from specplug.arguments import check_device, check_new_file, check_positions
 from specplug.checkpoint import check_pair, read_draft
 from specplug.config import MAX_TREE_BUDGET
 from specplug.draft_config import read_config
@@ -52,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= a.budget <= MAX_TREE_BUDGET:
         raise ValueError(f"--budget: expected 1..{MAX_TREE_BUDGET} nodes, got {a.budget}")
     for flag, file in (("--out", a.out), ("--calibration", a.calibration)):
-        if file is not None and not file.parent.is_dir():
-            raise ValueError(f"{flag}: expected a file in a folder that is there, got {file}")
+        if file is not None:
+            check_new_file(flag, file)
+    if a.out == a.calibration:
+        raise ValueError(f"--calibration: expected another file than --out, got {a.calibration}")
+    check_device(a.device)
     bad = [t for t in a.temperature if not 0 <= t < float("inf")]
     if bad:
         raise ValueError(f"--temperature: expected 0 or more, got {bad[0]}")
@@ -61,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("transformers is not installed; pip install 'specplug[local]'")
     target_name, draft_name = pair_names(a.target, a.draft)
     checkpoint = read_draft(draft_name)
-    check_pair(checkpoint, read_config(checkpoint_folder(target_name, files=["config.json"])))
+    target_config = read_config(checkpoint_folder(target_name, files=["config.json"]))
+    check_pair(checkpoint, target_config)
 
     import torch
     from transformers import AutoTokenizer
@@ -80,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     method.check()
     lines = prompts.data_sets(a.dataset, files=[], count=a.count, seed=a.seed)
     tokenizer = AutoTokenizer.from_pretrained(target_name)
+    tokens = {name: [prompts.encode(line, tokenizer) for line in rows] for name, rows in lines.items()}
+    check_positions(target_config, tokens, a.max_tokens)
     device = torch.device(a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = getattr(torch, a.dtype)
     target = Target.load(target_name, taps=checkpoint.target_layer_ids, dtype=dtype, device=device)
@@ -91,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     recording = record(
         Pair(target, draft, target.stop_tokens()),
-        {name: [prompts.encode(line, tokenizer) for line in rows] for name, rows in lines.items()},
+        tokens,
         temperatures=list(dict.fromkeys(a.temperature)),
         method=method,
         max_tokens=a.max_tokens,
@@ -105,4 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
         fitted(recording).save(a.calibration)
     answers, rounds = len(recording.requests.dataset), len(recording.request)
     print(f"{a.out}: {rounds:,} positions of {answers} answers, {a.out.stat().st_size:,} bytes")
+    print(f"use it: specplug simulate --recording {shlex.quote(str(a.out))}, or advise")
+    if a.calibration:
+        print(f"{a.calibration}: the calibration")
+        print(f"use it: --speculative-config '{{..., \"calibration\": {json.dumps(str(a.calibration))}}}'")
     return 0

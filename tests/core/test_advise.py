@@ -9,6 +9,9 @@ from specplug import cli
 from specplug.advise import advise, command_line, over_all, sentences
 from specplug.config import parse_options
 from specplug.contest import Cell
+from specplug.cost import from_probes, write_cost_table
+from specplug.cost_models import model_table
+from specplug.provenance import Provenance
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +98,19 @@ def test_a_run_says_where_not_to_speculate(capsys):
     advice = json.loads(capsys.readouterr().out)["advice"]
     assert [one["setting"] for one in advice] == ["ours", "plain"]
     assert advice[0]["over_plain"] > 1.2
+
+
+@pytest.mark.parametrize(
+    ("engine", "fits"), [("local", False), ("sglang", False), ("vllm", True), ("", True)]
+)
+def test_a_table_of_another_engine_is_not_for_the_command(tmp_path, capsys, engine, fits):
+    file, model = tmp_path / "t.json", model_table("compute-bound")
+    write_cost_table(file, from_probes(model.verify, model.draft, provenance=Provenance(engine=engine)))
+    assert run("--cost", file, "--concurrency", 1, "--tokens", 4000) == 0
+    said = capsys.readouterr().out
+    assert "ours" in said
+    assert (f'"cost_table": "{file}"' in said) == fits
+    assert ("specplug profile --engine vllm makes the one to serve with" in said) == (not fits)
 
 
 def test_a_memory_bound_machine_gets_trees(capsys):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import msgspec
 import numpy as np
@@ -265,6 +266,9 @@ def test_nan_and_inf(tmp_path, value):
     [
         ("", "truncated"),
         (json.dumps(STEP)[:-20], "truncated"),
+        ("null", "Expected `object`, got `null`"),
+        ('{"sample_batch_tokens": NaN}', "malformed|invalid"),
+        ('{"bias_seconds": ' + "[" * 100_000, "recursion"),
         ("[]", "Expected `object`, got `array`"),
         ("{}", "expected a cost table, with the key"),
         ('{"tokens": 3}', "expected a cost table, with the key"),
@@ -272,15 +276,26 @@ def test_nan_and_inf(tmp_path, value):
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path, text, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
         read_cost_table(write(tmp_path, text))
+    said = str(caught.value)
+    assert "table.json" in said
+    assert "cost table" in said
+    assert said.endswith("with specplug profile")
+
+
+def test_a_table_is_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="expected a file, a cost table, got"):
+            read_cost_table(path)
 
 
 def test_a_large_file_is_not_read_to_its_end(tmp_path):
     file = tmp_path / "large.json"
     with file.open("wb") as out:
         out.truncate(100 << 20)  # sparse: 100 MB that nobody stores
-    with pytest.raises(ValueError, match="at most 16 MiB"):
+    with pytest.raises(ValueError, match="expected a cost table of at most 16 MiB"):
         read_cost_table(file)
 
 

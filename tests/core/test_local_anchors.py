@@ -159,7 +159,12 @@ def test_the_command_writes_a_recording_and_a_calibration(tmp_path, capsys):
         "8",
     )
     assert command(*small, "--temperature", "0", "0.8", "--out", out, "--calibration", fit) == 0
-    assert "72 positions of 6 answers" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "72 positions of 6 answers" in said
+    assert f"--recording {out}" in said
+    assert f'"calibration": "{fit}"' in said
+    assert command(*small, "--out", out) == 2
+    assert "exists already" in capsys.readouterr().err
     recording = read_file(out)
     assert (recording.budget, recording.about.complete, recording.about.target) == (8, True, "quick")
     assert fit.is_file()
@@ -171,6 +176,7 @@ def test_the_command_writes_a_recording_and_a_calibration(tmp_path, capsys):
     [
         (("--budget", "0"), "--budget: expected 1.."),
         (("--max-tokens", "0"), "--max-tokens: expected at least 1, got 0"),
+        (("--max-tokens", "100000"), "--max-tokens 100000 exceed the target's"),
         (("--temperature", "-1"), "--temperature: expected 0 or more, got -1"),
         (("--target", "somewhere"), "--draft: expected a folder or hub id for target somewhere"),
         (("--dataset", "poems"), "--dataset: expected NAME=FILE"),

@@ -11,12 +11,14 @@ import torch
 pytest.importorskip("transformers", reason="--engine local needs the extra `local`")
 
 from specplug import cli, doctor, models
+from specplug.calibration import Calibration
 from specplug.config import TreeOptions
 from specplug.cost import from_probes, read_cost_table, write_cost_table
 from specplug.cost_curves import Probe
 from specplug.heads import Chain
 from specplug.local.bench import LocalBench, OwnClock, ShortChain
 from specplug.local.method import Method, chain
+from specplug.profile import use
 from specplug.provenance import Provenance, config_hash
 from specplug.run_delay import waited_seconds
 from specplug.step_log import read_steps
@@ -167,6 +169,7 @@ def test_a_table_that_says_nothing_says_so(tmp_path, monkeypatch, capsys):
         (["--url", "u", "--record", "d", "--resume"], "leave --engine local, --resume and --engine-args out"),
         (["--url", "u", "--record", "d"], "expected engine.json of an engine that records there"),
         (["--engine", "local", "--port", "8000"], "--engine-args and --port: belong to --engine vllm"),
+        (["--requests", "4097"], "--requests: expected numbers of 1..4096, got 4097"),
         (["--engine", "local", "--contexts", "4096"], "(an answer of 64 and a tree of 32 need the rest)"),
         (["--port", "70000"], "--port: expected 1..65535"),
         (["--target", "/nowhere"], "--draft: expected a folder or hub id"),
@@ -230,7 +233,8 @@ def table_for(engine: str, *, rows=(2, 9), **facts):
         (table_for("vllm"), "deep-thin", {}, "failed", "target: measured for"),
         (table_for("vllm", engine_version="8"), None, {}, "failed", "engine version: measured for 8"),
         (table_for("local"), None, {}, "failed", "engine: measured for local, here it is vllm"),
-        (table_for("local"), None, {"cost_table_mismatch": "warn"}, "off", "engine: measured for local"),
+        (table_for("local"), None, {"cost_table_mismatch": "warn"}, "warning", "engine: measured for local"),
+        (table_for("local", rows=(9,)), None, {"cost_table_mismatch": "warn"}, "off", "trimming off"),
         (table_for("vllm", draft_hash="00"), None, {}, "failed", "draft: measured for"),
         (table_for("vllm", rows=(9,)), None, {}, "off", "trimming off"),
     ],
@@ -240,7 +244,7 @@ def test_the_verdict_on_a_table(tmp_path, table, target, more, state, said):
     write_cost_table(file, table)
     options = TreeOptions(model=str(models.path("quick", "dspark")), cost_table=str(file), **more)
     folder = None if target is None else str(models.path(target, "target"))
-    verdict = judge(options, target=folder, engine="vllm", engine_version="9.9")
+    verdict = judge(options, target=folder, draft=options.model, engine="vllm", engine_version="9.9")
     assert (verdict.state, said in verdict.detail) == (state, True), verdict.detail
 
 
@@ -250,11 +254,63 @@ def test_doctor_has_a_line_about_the_table(tmp_path, monkeypatch):
     config = {"method": "ddtree", "model": str(models.path("quick", "dspark"))}
 
     def lines(config: object) -> list[tuple[str, str]]:
-        return [(c.name, c.state) for c in doctor.cost_table_checks(json.dumps(config), target=None)]
+        return [(c.name, c.state) for c in doctor.file_checks(json.dumps(config), target=None)]
 
     assert lines(config) == lines({"method": "dspark", "model": "x"}) == lines([]) == []
     assert lines(config | {"cost_table": str(tmp_path / "cost.json")}) == [("cost table", "ok")]
     assert lines(config | {"cost_table": str(tmp_path / "none.json")}) == [("cost table", "failed")]
+    unread = [str(tmp_path), str(tmp_path / "none.json")]
+    for file in unread:
+        assert lines(config | {"calibration": file}) == [("calibration", "failed")]
+    Calibration().save(tmp_path / "fit.json")
+    assert lines(config | {"calibration": str(tmp_path / "fit.json")}) == [("calibration", "ok")]
     # A host's key does not keep the table from being looked at, our own wrong key does: its line has failed.
     assert len(lines(config | {"cost_table": str(tmp_path / "cost.json"), "revision": "main"})) == 1
     assert lines(config | {"cost_table": str(tmp_path / "cost.json"), "tree_budget": 0}) == []
+
+
+@pytest.mark.parametrize("file", ["", "none.json"])
+def test_an_unread_table_is_a_sentence(tmp_path, file):
+    options = TreeOptions(model="d", cost_table=str(tmp_path / file))
+    verdict = judge(options, target=None, draft=None, engine="vllm", engine_version="")
+    assert verdict.state == "failed"
+    assert verdict.detail.startswith("cost_table: ")
+    assert "expected a file" in verdict.detail
+    assert "Errno" not in verdict.detail
+
+
+def test_a_config_file_of_an_adapter_is_checked(tmp_path):
+    table = tmp_path / "cost.json"
+    write_cost_table(table, table_for("sglang"))
+
+    def lines(config: object) -> list[tuple[str, str]]:
+        return [(c.name, c.state) for c in doctor.config_file_checks(config, engine="sglang")]
+
+    assert lines({}) == []
+    assert lines("SPECPLUG_CONFIG: cannot read x") == [("config file", "failed")]
+    assert lines({"tree_budgett": 4}) == [("config file", "failed")]
+    assert lines({"dspark": False, "tree_budget": 4}) == [("config file", "ok")]
+    assert lines({"cost_table": str(tmp_path)}) == [("config file", "ok"), ("cost table", "failed")]
+
+
+def test_how_a_table_is_used():
+    assert '"cost_table": "my cost.json"' in use("vllm", "my cost.json")
+    assert "--speculative-dspark-sps-table-path 'my cost.json'" in use("sglang", "my cost.json")
+    local = use("local", "my cost.json")
+    assert "--cost 'my cost.json'" in local
+    assert "specplug profile --engine vllm" in local
+    assert "speculative-config" not in local
+
+
+@pytest.mark.parametrize("command", ["profile", "record"])
+def test_an_out_that_cannot_be_written_is_refused(command, capsys):
+    assert run(command, "--out", "/proc/c.json") == 2
+    assert "--out /proc/c.json: expected a folder that can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["profile", "record", "evaluate"])
+def test_a_device_that_is_not_there_is_refused(command, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert run(command, "--out", tmp_path / "x", "--device", "cuda") == 2
+    assert "--device: expected cpu, got cuda: this torch has no CUDA" in capsys.readouterr().err
