@@ -1,12 +1,13 @@
 """User mistakes are refused with the reason before any weight is read; what is given is what runs."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from specplug import models
-from specplug_sglang import config
 from specplug_sglang.config import CONFIG, Flags, resolve
 from specplug_sglang.refusals import check_backend, check_engine
 
@@ -173,4 +174,7 @@ def test_backends_that_ignore_masks_are_refused(name):
 
 
 def test_active_only_where_asked():
-    assert not config.active()
+    """In a process of its own: an engine that ran in this one leaves its arguments published."""
+    script = "from specplug_sglang import config as c; print(c.active()); c.request(); print(c.active())"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split()[-2:] == ["False", "True"]
