@@ -97,7 +97,9 @@ class TreePlanner(DSparkVerifyPlanner):
         rows = req_pool_indices_cpu.to(torch.int64)
         current = self.model_runner.req_to_token_pool.req_generation[rows].to(torch.int64)
         seen = ((current >= 1) & (resolved.generation.to(torch.int64) == current)).numpy()
-        values = resolved.confidence.to(torch.float32).numpy().copy()
+        # A row of the relay that no step has written yet holds whatever its memory held. It only misleads the
+        # total of one step: the device admits by live survivals.
+        values = np.nan_to_num(resolved.confidence.to(torch.float32).numpy()).clip(0.0, 1.0)
         if seen.any():
             self._usual = FADE * self._usual + (1 - FADE) * values[seen].mean(0)
         values[~seen] = self._usual
