@@ -40,6 +40,7 @@ from specplug.local.figures import Estimate
 from specplug.local.library import windows
 from specplug.local.loop import generate
 from specplug.local.method import Method
+from specplug.local.pair import load_pair
 from specplug.local.report import processor
 from specplug.local.target import Target
 from specplug.markov import MarkovHead, conditioned
@@ -143,13 +144,7 @@ def loss(mine: list[float], full: list[float]) -> Estimate:
 def length_report(name: str, options: argparse.Namespace) -> None:
     checkpoint = read_draft(models.path(name, "dspark"))
     folder = models.path(name, "target")
-    target = Target.load(folder, taps=checkpoint.target_layer_ids, dtype=FP32, device=CPU)
-    draft = Draft(
-        checkpoint,
-        embedding=target.model.get_input_embeddings().weight,
-        lm_head=target.model.get_output_embeddings().weight,
-        dtype=FP32,
-    )
+    target, draft, _ = load_pair(folder, checkpoint, dtype=FP32, device=CPU)
     assert draft.head is not None
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sums: dict[tuple[str, int], list[float]] = {}

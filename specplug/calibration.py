@@ -27,6 +27,8 @@ import msgspec
 import torch
 
 from specplug.jsonfile import read_struct
+from specplug.order import Reordered, by_score, sibling_ranks
+from specplug.tree import DraftTree
 
 FEATURES = ("log_p", "log_rest", "bias", "log_rank", "confidence")  # order of the coefficients
 IDENTITY = (1.0, 1.0, 0.0, 0.0, 0.0)
@@ -107,6 +109,16 @@ def read_calibration(path: Path | str) -> Calibration:
     return read_struct(
         path, Calibration, what="a calibration", fix="fit it again with specplug record --calibration"
     )
+
+
+def read_served_calibration(path: Path | str) -> Calibration:
+    """The same for an engine. Raises ValueError also where a regime uses the confidence head."""
+    calibration = read_calibration(path)
+    if any(regime.uses_confidence for regime in calibration.regimes):
+        raise ValueError(
+            f"{path}: uses the confidence head, which no engine hands to us; fit it again without confidences"
+        )
+    return calibration
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,26 @@ def log_acceptance(
     for _ in range(max_depth - 1):
         log_a = torch.minimum(log_a, torch.nn.functional.pad(log_a, (1, 0)).gather(1, above))
     return log_a
+
+
+def calibrated(
+    tree: DraftTree,  # scores = the draft's path log-probabilities
+    coefficients: Coefficients,
+    temperatures: torch.Tensor,  # [R] fp32
+    *,
+    max_depth: int,
+) -> Reordered:
+    """The tree with log a(v) for scores, in their order; no confidence head."""
+    scores = log_acceptance(
+        coefficients,
+        tree.scores,
+        parents=tree.parents,
+        depths=tree.depths,
+        ranks=sibling_ranks(tree),
+        temperatures=temperatures,
+        max_depth=max_depth,
+    )
+    return by_score(tree, scores)
 
 
 def _end(regime: Regime) -> float:

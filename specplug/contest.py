@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specplug.budget import Planner
 from specplug.cost import CostTable
+from specplug.policies import Fixed, Policy
 from specplug.recording import Recording
-from specplug.replay import Fixed, Totals, closed_loop, open_loop
+from specplug.replay import Totals, closed_loop, open_loop
 
 if TYPE_CHECKING:  # they import torch, which is slow
     from specplug.calibration import Calibration
@@ -99,7 +100,7 @@ def names(recording: Recording) -> list[str]:
     return ["plain", "chain", *(f"tree {n}" for n in TREES if n <= recording.budget), OURS]
 
 
-def policy(name: str, contest: Contest) -> Fixed | Planner:
+def policy(name: str, contest: Contest) -> Policy:
     """A fresh policy. Raises ValueError for a name that is not one."""
     if name == OURS:
         return Planner(contest.table, budget=contest.budget, depth=contest.depth, min_gain=contest.min_gain)

@@ -93,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     from transformers import AutoTokenizer
 
     from specplug.local import evaluation, figures, method, prompts, records, report
-    from specplug.local.draft import Draft, layer_config
-    from specplug.local.target import Target
+    from specplug.local.draft import layer_config
+    from specplug.local.pair import load_pair
 
     layer_config(checkpoint)  # refuses what the loop cannot compute
     budgets = dict.fromkeys(arguments.budget)
@@ -112,14 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_positions(target_config, tokens, arguments.max_tokens)
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = getattr(torch, arguments.dtype)
-    target = Target.load(target_name, taps=checkpoint.target_layer_ids, dtype=dtype, device=device)
-    draft = Draft(
-        checkpoint,
-        embedding=target.model.get_input_embeddings().weight,
-        lm_head=target.model.get_output_embeddings().weight,
-        dtype=dtype,
-        depth=arguments.depth,
-    )
+    pair = load_pair(target_name, checkpoint, dtype=dtype, device=device, depth=arguments.depth)
     settings = records.Settings(
         target=arguments.target,
         draft=draft_name,
@@ -129,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         batch=arguments.batch,
         candidates=arguments.candidates,
-        depth=draft.depth,
+        depth=pair.draft.depth,
         seed=arguments.seed,
         repeats=arguments.repeats,
         dtype=arguments.dtype,
@@ -137,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         record=arguments.record,
     )
     done = evaluation.evaluate(
-        evaluation.Pair(target, draft, target.stop_tokens()),
+        pair,
         tokens,
         methods,
         settings,

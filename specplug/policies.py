@@ -1,7 +1,7 @@
-"""What an adapter asks each step, and the two answers that need no cost table.
+"""What an adapter or a replay asks each step, and the answers that need no cost table.
 
 A policy says what to draft and how many nodes to verify. `specplug.budget.Planner` decides from measured
-costs; here are the fixed one (every node, as without a table) and the one that measures.
+costs; here are every node (as without a table), always the same shape and budget, and the one that measures.
 """
 
 from __future__ import annotations
@@ -40,17 +40,25 @@ class Policy(Protocol):
     ) -> Plan:
         """How many nodes of each request to verify."""
 
-    def observe(self, **facts: Any) -> None:
+    def observe(self, *args: Any, **facts: Any) -> None:
         """What the step really took and gave; see `Planner.observe`."""
 
 
 class FullTrees:
-    """Drafts a tree for everybody and verifies every node."""
+    """Drafts a tree for everybody and verifies every node; the base of policies that price nothing."""
 
     reason = "every drafted node is verified: no cost table"
 
     def draft(self, requests: int, *, context: float) -> Shape:
         return "tree"
+
+    def counts(
+        self,
+        survival: NDArray[np.float32],  # [R, B]
+        caps: NDArray[np.int32],  # [R]
+    ) -> NDArray[np.int32]:
+        """Nodes of each request to verify, [R]."""
+        return allocate(survival, caps, int(caps.sum()))
 
     def verify(
         self,
@@ -63,10 +71,30 @@ class FullTrees:
         shape: Shape,
         chain: NDArray[np.float32] | None = None,
     ) -> Plan:
-        return _unpriced(survival, caps, int(caps.sum()), emitting)
+        counts = self.counts(survival, caps)
+        taken = np.arange(survival.shape[1]) < counts[:, None]
+        return Plan(counts, int(counts.sum()), emitting + float(survival[taken].sum()), math.nan, math.nan)
 
     def observe(self, **facts: Any) -> None:
         pass
+
+
+class Fixed(FullTrees):
+    """Always the same shape, and of a tree always the same budget."""
+
+    reason = "fixed"
+
+    def __init__(self, shape: Shape, nodes: int = 0) -> None:
+        """``nodes``: budget of a tree; a chain verifies all it has. Raises ValueError for an empty tree."""
+        if shape == "tree" and nodes < 1:
+            raise ValueError(f"nodes: expected at least 1 for a tree, got {nodes}")
+        self.shape, self.nodes = shape, nodes
+
+    def draft(self, requests: int, *, context: float) -> Shape:
+        return self.shape
+
+    def counts(self, survival: NDArray[np.float32], caps: NDArray[np.int32]) -> NDArray[np.int32]:
+        return np.minimum(caps, self.nodes) if self.shape == "tree" else caps
 
 
 class Explorer(FullTrees):
@@ -84,29 +112,7 @@ class Explorer(FullTrees):
         drawn = self._random.random()
         return "plain" if drawn < PLAIN_SHARE else "chain" if drawn < PLAIN_SHARE + CHAIN_SHARE else "tree"
 
-    def verify(
-        self,
-        survival: NDArray[np.float32],
-        caps: NDArray[np.int32],
-        *,
-        base_tokens: int,
-        emitting: int,
-        context: float,
-        shape: Shape,
-        chain: NDArray[np.float32] | None = None,
-    ) -> Plan:
+    def counts(self, survival: NDArray[np.float32], caps: NDArray[np.int32]) -> NDArray[np.int32]:
         most = int(caps.max(initial=0))
         each = self._random.choice([0, *(1 << i for i in range(most.bit_length())), most])
-        return _unpriced(survival, caps, min(each * len(caps), int(caps.sum())), emitting)
-
-
-def _unpriced(
-    survival: NDArray[np.float32],  # [R, B]
-    caps: NDArray[np.int32],  # [R]
-    nodes: int,
-    emitting: int,
-) -> Plan:
-    """The best ``nodes`` nodes, without a prediction of their cost."""
-    counts = allocate(survival, caps, nodes)
-    taken = np.arange(survival.shape[1]) < counts[:, None]
-    return Plan(counts, int(counts.sum()), emitting + float(survival[taken].sum()), math.nan, math.nan)
+        return allocate(survival, caps, min(each * len(caps), int(caps.sum())))

@@ -101,8 +101,7 @@ def measure_local(settings: Settings, folder: Path, limits: Limits) -> Measured:
     import torch
 
     from specplug.local.bench import LocalBench
-    from specplug.local.draft import Draft
-    from specplug.local.target import Target
+    from specplug.local.pair import load_pair
 
     device, dtype = torch.device("cuda" if settings.on_gpu else "cpu"), getattr(torch, settings.dtype)
     facts = EngineFacts(
@@ -118,13 +117,7 @@ def measure_local(settings: Settings, folder: Path, limits: Limits) -> Measured:
     )
     _check_same(folder, _recorded(folder), facts)
     write_engine(folder, facts)
-    target = Target.load(settings.target, taps=draft_files.target_layer_ids, dtype=dtype, device=device)
-    draft = Draft(
-        draft_files,
-        embedding=target.model.get_input_embeddings().weight,
-        lm_head=target.model.get_output_embeddings().weight,
-        dtype=dtype,
-    )
+    target, draft, _ = load_pair(settings.target, draft_files, dtype=dtype, device=device)
     bench = LocalBench(target, draft, budget=settings.budget, candidates=settings.candidates)
     points = plan(requests=settings.requests, nodes=settings.nodes, contexts=contexts, depth=draft.depth)
     return Measured(facts, contexts, measure(points, bench, folder, limits, progress=True))

@@ -75,10 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from specplug.local import prompts
     from specplug.local.anchors import record
-    from specplug.local.draft import Draft, layer_config
-    from specplug.local.evaluation import Pair
+    from specplug.local.draft import layer_config
     from specplug.local.method import Method
-    from specplug.local.target import Target
+    from specplug.local.pair import load_pair
     from specplug.outcomes import fitted
     from specplug.recording_file import write_file
 
@@ -91,15 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_positions(target_config, tokens, a.max_tokens)
     device = torch.device(a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = getattr(torch, a.dtype)
-    target = Target.load(target_name, taps=checkpoint.target_layer_ids, dtype=dtype, device=device)
-    draft = Draft(
-        checkpoint,
-        embedding=target.model.get_input_embeddings().weight,
-        lm_head=target.model.get_output_embeddings().weight,
-        dtype=dtype,
-    )
     recording = record(
-        Pair(target, draft, target.stop_tokens()),
+        load_pair(target_name, checkpoint, dtype=dtype, device=device),
         tokens,
         temperatures=list(dict.fromkeys(a.temperature)),
         method=method,

@@ -17,45 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from specplug.budget import Plan, Planner
 from specplug.cost import CostTable, Shape
+from specplug.policies import Policy
 
 if TYPE_CHECKING:  # it imports torch, which is slow
     from specplug.outcomes import Outcomes
 
 STEADY_ROUNDS = 100  # a closed loop that is not told how long: enough for a request's noise to average out
-
-
-class Fixed:
-    """Always the same shape, and of a tree always the same budget."""
-
-    reason = "fixed"
-
-    def __init__(self, shape: Shape, nodes: int = 0) -> None:
-        """``nodes``: budget of a tree; a chain verifies all it has. Raises ValueError for an empty tree."""
-        if shape == "tree" and nodes < 1:
-            raise ValueError(f"nodes: expected at least 1 for a tree, got {nodes}")
-        self.shape, self.nodes = shape, nodes
-
-    def draft(self, requests: int, *, context: float) -> Shape:
-        return self.shape
-
-    def verify(
-        self,
-        survival: NDArray[np.float32],
-        caps: NDArray[np.int32],
-        *,
-        base_tokens: int,
-        emitting: int,
-        context: float,
-        shape: Shape,
-        chain: NDArray[np.float32] | None = None,
-    ) -> Plan:
-        counts = np.minimum(caps, self.nodes) if self.shape == "tree" else caps
-        return Plan(counts, int(counts.sum()), float("nan"), float("nan"), float("nan"))
-
-    def observe(self, **facts: object) -> None:
-        pass
 
 
 @dataclass
@@ -81,7 +49,7 @@ class Totals:
 class Batch:
     """Requests in the batch and the virtual clock."""
 
-    def __init__(self, outcomes: Outcomes, table: CostTable, policy: Fixed | Planner) -> None:
+    def __init__(self, outcomes: Outcomes, table: CostTable, policy: Policy) -> None:
         self.outcomes, self.table, self.policy = outcomes, table, policy
         self.totals = Totals()
         self.request = np.zeros(0, np.int64)  # [R]
@@ -162,7 +130,7 @@ class Batch:
 def closed_loop(
     outcomes: Outcomes,
     table: CostTable,
-    policy: Fixed | Planner,
+    policy: Policy,
     *,
     concurrency: int,
     tokens: int | None = None,
@@ -196,7 +164,7 @@ def closed_loop(
 def open_loop(
     outcomes: Outcomes,
     table: CostTable,
-    policy: Fixed | Planner,
+    policy: Policy,
     *,
     rate: float,  # requests a second
     requests: int,

@@ -6,13 +6,17 @@ a cost table (`specplug.cost_fit`). Append only: an interrupted run loses its la
 
 from __future__ import annotations
 
+import shlex
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from specplug.cost_curves import Shape
 from specplug.local.records import append, read
-from specplug.provenance import Provenance
+from specplug.provenance import Provenance, config_hash
 
 STEPS = "steps.jsonl"
 ENGINE = "engine.json"
@@ -42,6 +46,25 @@ class EngineFacts(Provenance, frozen=True, forbid_unknown_fields=False, kw_only=
         """The provenance alone, with ``known`` facts put in."""
         facts = {name: getattr(self, name) for name in Provenance.__struct_fields__}
         return Provenance(**(facts | known))
+
+
+def facts_here(*, target: str, draft: str, **known: Any) -> EngineFacts:
+    """Facts of the engine in this process, now; ``target`` and ``draft`` as the user named them."""
+    return EngineFacts(
+        target=target,
+        draft=draft,
+        target_hash=_hash(target),
+        draft_hash=_hash(draft),
+        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        command=shlex.join(sys.argv),
+        **known,
+    )
+
+
+def _hash(model: str) -> str:
+    """ "" for a hub id: nothing is fetched here."""
+    folder = Path(model)
+    return config_hash(folder) if folder.is_dir() else ""
 
 
 def write_engine(folder: Path, facts: EngineFacts) -> None:

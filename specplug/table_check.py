@@ -67,10 +67,12 @@ def judge(
 def judge_calibration(options: TreeOptions) -> Verdict:
     """The verdict on ``options.calibration``; a file that cannot be read is a failed one."""
     assert options.calibration is not None
-    from specplug.calibration import read_calibration  # here, so that `specplug --help` imports no torch
+    from specplug.calibration import (
+        read_served_calibration,  # here, so that `specplug --help` imports no torch
+    )
 
     try:
-        fitted = read_calibration(options.calibration)
+        fitted = read_served_calibration(options.calibration)
     except FileNotFoundError as error:
         return Verdict(
             "failed",
@@ -81,12 +83,6 @@ def judge_calibration(options: TreeOptions) -> Verdict:
         return Verdict("failed", f"calibration: cannot read {error.filename}: {error.strerror}")
     except ValueError as error:
         return Verdict("failed", f"calibration: {error}")
-    if any(regime.uses_confidence for regime in fitted.regimes):
-        return Verdict(
-            "failed",
-            f"calibration: {options.calibration} uses the confidence head, which no engine hands to us; fit "
-            "it again without confidences",
-        )
     pair = " + ".join(filter(None, (fitted.target, fitted.draft))) or "an unknown pair"
     return Verdict(
         "ok", f"{options.calibration}: fitted for {pair}, {len(fitted.regimes)} temperature range(s)"

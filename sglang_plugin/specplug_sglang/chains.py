@@ -16,6 +16,7 @@ from specplug.tree import DraftTree
 from specplug_sglang import dspark
 from specplug_sglang.install import hooked, unapplied
 from specplug_sglang.planning import engine_facts, make_policy
+from specplug_sglang.prefill import WatchedPrefill
 from specplug_sglang.ranks import agree
 from specplug_sglang.sampling import PathSampler, penalised
 from specplug_sglang.steps import StepWatch
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 _EAGER = SimpleNamespace(is_required=True)  # in a penaliser's place: SGLang then accepts outside its graph
 
 
-class ChainWorker:
+class ChainWorker(WatchedPrefill):
     """Mixed into the stock worker's class; ``super()`` is DSparkWorkerV2."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,15 +84,6 @@ class ChainWorker:
         if not trims and not self._verify_planner.schedules_verify_budget:
             return "every chain is verified whole: SGLANG_RAGGED_VERIFY_MODE is static"
         return f"every chain is verified whole: {policy.reason}"
-
-    def _forward_prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any = None) -> Any:
-        self._watch.interrupted()
-        if batch.forward_mode.is_idle():
-            return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
-        with self._paths.prefilling(batch):
-            result = super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
-        self._paths.prefilled(batch, result.next_token_ids)
-        return result
 
     def _forward_decode(
         self, batch: Any, on_publish: Any, grammar_barrier: Any = None, coordination_plan: Any = None

@@ -17,10 +17,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specplug.calibration import read_calibration
 from specplug.checkpoint import DraftCheckpoint, read_draft
 from specplug.config import TreeOptions, parse_options, resolve_depth
-from specplug.cost import read_cost_table
+from specplug.planning import check_files
 from specplug.serving import TREE, serving
 
 CONFIG = "SPECPLUG_CONFIG"
@@ -113,17 +112,7 @@ def resolve(flags: Flags) -> Settings:
         if raw.setdefault(key, value) != value:
             raise ValueError(f"{key}: {CONFIG} says {raw[key]!r} and {flag} says {value!r}; keep one")
     options, _ = parse_options({**raw, "model": flags.draft})
-    try:
-        if options.cost_table is not None:
-            read_cost_table(options.cost_table)
-        fitted = None if options.calibration is None else read_calibration(options.calibration)
-    except OSError as error:
-        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
-    if fitted is not None and any(regime.uses_confidence for regime in fitted.regimes):
-        raise ValueError(
-            f"calibration {options.calibration}: uses the confidence head, which trees do not compute in "
-            "SGLang; fit it again without confidences"
-        )
+    check_files(options)
     draft = read_draft(flags.draft, revision=flags.revision)
     ways = serving(draft, model=flags.draft, target=flags.model)
     refusal = next(way.reason for way in ways if (way.engine, way.way) == ("SGLang", TREE))

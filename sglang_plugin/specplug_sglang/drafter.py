@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from sglang.srt.lora.layers import unwrap_lora_layer
 
-from specplug.calibration import Coefficients, log_acceptance, read_calibration
+from specplug.calibration import Coefficients, calibrated, read_calibration
 from specplug.candidates import factorised
 from specplug.cost import Shape
 from specplug.ddtree import greedy_chain
 from specplug.draft_heads import build_heads
 from specplug.drafting import draft_tree
 from specplug.markov import conditioned
-from specplug.order import by_score, sibling_ranks
 from specplug.tree import DraftTree
 from specplug_sglang.config import Settings
 
@@ -104,13 +103,5 @@ class TreeDrafter:
     def _calibrated(self, tree: DraftTree, info: Any) -> DraftTree:
         """The tree in the order of calibrated scores. SGLang writes a greedy request as top-k of 1."""
         temperatures = info.temperatures.view(-1).masked_fill(info.top_ks.view(-1) <= 1, 0.0)
-        scores = log_acceptance(
-            self._coefficients,
-            tree.scores,
-            parents=tree.parents,
-            depths=tree.depths,
-            ranks=sibling_ranks(tree),
-            temperatures=temperatures.float(),
-            max_depth=self._settings.depth,
-        )
-        return by_score(tree, scores).tree
+        depth = self._settings.depth
+        return calibrated(tree, self._coefficients, temperatures.float(), max_depth=depth).tree

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specplug.config import TreeOptions, parse_options
-from specplug.cost import read_cost_table
+from specplug.planning import check_files
 from specplug.sts import read_sts
 from specplug_sglang import config
 from specplug_sglang.plugin import STRICT
@@ -103,8 +103,7 @@ def options(view: Any) -> TreeOptions:
             f"says {flag!r}; keep one"
         )
     parsed, _ = parse_options({**raw, "model": view.speculative_draft_model_path or ALGORITHM})
-    if parsed.cost_table is not None:
-        read_cost_table(parsed.cost_table)
+    check_files(parsed)
     if view.speculative_dspark_confidence_sts_path:
         read_sts(view.speculative_dspark_confidence_sts_path)
     return parsed

@@ -6,7 +6,6 @@ they have; nobody waits for them.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ import torch
 from specplug import step_log
 from specplug.budget import Plan
 from specplug.cost import Shape
-from specplug.local.records import append
 from specplug.policies import Policy
-from specplug.run_delay import waited_seconds
-from specplug.step_log import STEPS, EngineFacts, write_engine
+from specplug.step_clock import StepClock
+from specplug.step_log import EngineFacts, append_steps, write_engine
 
 COUNTERS = {
     "steps": "Steps by the shape that was verified.",
@@ -66,15 +64,14 @@ class StepWatch:
 
         first = get_parallel().tp_rank == 0
         self._policy, self._forced = policy, forced
-        self._on_gpu = torch.device(worker.device).type == "cuda"
-        self._file = Path(record) / STEPS if record and first else None
-        if self._file is not None:
+        self._clock = StepClock(on_gpu=torch.device(worker.device).type == "cuda")
+        self._folder = Path(record) if record and first else None
+        if self._folder is not None:
             assert facts is not None
-            write_engine(self._file.parent, facts)
+            write_engine(self._folder, facts)
         self._totals: Counter[str] = Counter()
         self._metrics = _metrics() if first and worker.server_args.enable_metrics else {}
         self._open: _Step | None = None
-        self._last: _Step | None = None
         self._in_flight: deque[_Step] = deque()
 
     def begin(self, batch: Any) -> float:
@@ -86,16 +83,13 @@ class StepWatch:
         else:
             known = [len(one.origin_input_ids) + len(one.output_ids) for one in batch.reqs]
             contexts = np.array(known, dtype=np.float64)
-        # A busy engine's step begins where the last one ended: scheduling is part of its price.
-        follows = self._last is not None and not set(self._last.requests).isdisjoint(requests)
-        begin = self._last.end if follows and self._last else self._stamp()
-        self._open = _Step(requests, contexts, begin)
+        self._open = _Step(requests, contexts, self._clock.begin(requests))
         return self._open.context
 
     def drafted(self, shape: Shape) -> None:
         """The draft is made; what follows is the target's."""
         if self._open is not None:
-            self._open.draft, self._open.drafted = shape, self._stamp()
+            self._open.draft, self._open.drafted = shape, self._clock.stamp()
 
     def done(
         self,
@@ -111,39 +105,29 @@ class StepWatch:
             return
         step.plan, step.nodes, step.verified = plan, nodes, shape if nodes else "plain"
         step.emitted = emitted.to("cpu", non_blocking=True)
-        step.end = self._stamp()
-        self._last = step
+        step.end = self._clock.end(step.requests)
         self._in_flight.append(step)
         self._drain()
 
     def interrupted(self) -> None:
         """Something else runs: the next step does not follow on the last."""
-        self._open = self._last = None
+        self._open = None
+        self._clock.interrupt()
 
     def status(self) -> dict[str, Any]:
         """Totals since the start, for /server_info."""
         return dict(self._totals)
 
-    def _stamp(self) -> Any:
-        if not self._on_gpu:  # other processes' time on a shared core is not the step's
-            return time.perf_counter() - waited_seconds()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, first: Any, last: Any) -> float:
-        return first.elapsed_time(last) / 1000 if self._on_gpu else last - first
-
     def _drain(self) -> None:
-        while self._in_flight and (not self._on_gpu or self._in_flight[0].end.query()):
+        while self._in_flight and (not self._clock.on_gpu or self._in_flight[0].end.query()):
             self._finish(self._in_flight.popleft())
 
     def _finish(self, step: _Step) -> None:
         assert step.emitted is not None
         tokens = step.emitted.numpy()
         requests, emitted = len(step.requests), int(tokens.sum())
-        draft = self._seconds(step.begin, step.drafted) if step.drafted is not None else 0.0
-        verify = self._seconds(step.drafted if step.drafted is not None else step.begin, step.end)
+        draft = self._clock.seconds(step.begin, step.drafted) if step.drafted is not None else 0.0
+        verify = self._clock.seconds(step.drafted if step.drafted is not None else step.begin, step.end)
         rows = requests + step.nodes
         self._policy.observe(
             requests=requests,
@@ -161,7 +145,7 @@ class StepWatch:
         self._count("steps", 1, step.verified)
         self._count("nodes_verified", step.nodes)
         self._count("nodes_accepted", emitted - requests)
-        if self._file is not None:
+        if self._folder is not None:
             line = step_log.Step(
                 requests=requests,
                 rows=rows,
@@ -173,7 +157,7 @@ class StepWatch:
                 drafted=step.draft,
                 forced=self._forced,
             )
-            append(self._file, [line])
+            append_steps(self._folder, [line])
 
     def _count(self, name: str, value: int, shape: Shape | None = None) -> None:
         self._totals[f"{name}_{shape}" if shape else name] += value

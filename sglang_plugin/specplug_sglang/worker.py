@@ -34,6 +34,7 @@ from specplug_sglang.drafter import TreeDrafter
 from specplug_sglang.install import hooked, unapplied
 from specplug_sglang.planner import TreePlanner
 from specplug_sglang.planning import engine_facts, make_policy
+from specplug_sglang.prefill import WatchedPrefill
 from specplug_sglang.ranks import agree
 from specplug_sglang.refusals import check_backend
 from specplug_sglang.sampling import PathSampler, root_only
@@ -53,7 +54,7 @@ class Verified(NamedTuple):
     graph: bool  # whether a captured graph ran
 
 
-class TreeWorker(DSparkWorkerV2):
+class TreeWorker(WatchedPrefill, DSparkWorkerV2):
     """One a rank. R requests, B nodes, W = B + 1 window rows, gamma depth."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -118,15 +119,6 @@ class TreeWorker(DSparkWorkerV2):
             "ranks": self._ranks,
             **self._watch.status(),
         }
-
-    def _forward_prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any = None) -> Any:
-        self._watch.interrupted()
-        if batch.forward_mode.is_idle():
-            return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
-        with self._paths.prefilling(batch):
-            result = super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
-        self._paths.prefilled(batch, result.next_token_ids)
-        return result
 
     def _forward_decode(
         self, batch: Any, on_publish: Any, grammar_barrier: Any = None, coordination_plan: Any = None

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specplug.local.draft import ContextCache, Draft
-from specplug.local.evaluation import Pair
 from specplug.local.loop import generate
 from specplug.local.method import Method
+from specplug.local.pair import Pair
 from specplug.local.target import Target
 from specplug.recording import About, Recording, request_arrays
 from specplug.tree import DraftTree

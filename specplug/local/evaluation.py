@@ -19,6 +19,7 @@ from tqdm import tqdm
 from specplug.local.draft import Draft
 from specplug.local.loop import Batch, Round, generate, next_scores
 from specplug.local.method import Method
+from specplug.local.pair import Pair
 from specplug.local.records import (
     Record,
     RoundRecord,
@@ -26,18 +27,9 @@ from specplug.local.records import (
     append,
     open_folder,
 )
-from specplug.local.target import Target
 from specplug.order import sibling_ranks
 
 WARM_TOKENS = 8  # of the untimed answer that each method gives first
-
-
-class Pair(NamedTuple):
-    """What is evaluated."""
-
-    target: Target
-    draft: Draft
-    stop: frozenset[int]  # token ids that end an answer
 
 
 class Unit(NamedTuple):

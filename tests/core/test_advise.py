@@ -1,11 +1,11 @@
 """`specplug advise`: the setting, the gain, when not to speculate, and the command line."""
 
+import functools
 import json
-import signal
 
+import commands
 import pytest
 
-from specplug import cli
 from specplug.advise import advise, command_line, over_all, sentences
 from specplug.config import parse_options
 from specplug.contest import Cell
@@ -13,19 +13,7 @@ from specplug.cost import from_probes, write_cost_table
 from specplug.cost_models import model_table
 from specplug.provenance import Provenance
 
-
-@pytest.fixture(autouse=True)
-def signals_stay():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["advise", *map(str, argv)])
-    return ended.value.code
+run = functools.partial(commands.run, "advise")
 
 
 def cells(concurrency: int = 8, **rates: float) -> dict[str, Cell]:

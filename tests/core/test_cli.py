@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 
-from specplug import cli, demo, doctor, models, server
+from specplug import demo, doctor, models, server
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +23,6 @@ def nothing_starts(monkeypatch):
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(server, "running", refuse)
-
-
-@pytest.fixture(autouse=True)
-def signals_stay():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def run(*argv: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(argv)
-    return ended.value.code
 
 
 def options(command, *argv: str) -> argparse.Namespace:

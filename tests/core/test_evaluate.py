@@ -1,15 +1,14 @@
 """`specplug evaluate`, end to end on the quick set, in this process."""
 
 import json
-import signal
 import subprocess
 import sys
 
 import pytest
+from commands import run
 
 pytest.importorskip("transformers", reason="specplug evaluate needs the extra `local`")
 
-from specplug import cli
 from specplug.local import evaluation, records
 
 SMALL = (
@@ -17,20 +16,6 @@ SMALL = (
     "--method", "plain", "chain", "tree", "--budget", "4", "8", "--temperature", "0", "0.8",
 )  # fmt: skip
 LABELS = ["plain", "chain", "tree 4", "tree 8"]
-
-
-@pytest.fixture(autouse=True)
-def signals_stay():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in argv])
-    return ended.value.code
 
 
 def test_a_whole_run(tmp_path, capsys):

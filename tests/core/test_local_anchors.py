@@ -1,24 +1,25 @@
 """specplug.local.anchors: a recording says, for every policy, exactly the rounds that the loop runs."""
 
-import signal
+import functools
 
 import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="specplug.local needs the extra `local`")
 
+import commands
 import local_models
 
-from specplug import cli
 from specplug.cost_models import model_table
 from specplug.local.anchors import record
-from specplug.local.evaluation import Pair
 from specplug.local.loop import generate
 from specplug.local.method import Method
+from specplug.local.pair import Pair
 from specplug.outcomes import outcomes
+from specplug.policies import Fixed
 from specplug.recording import Recording
 from specplug.recording_file import read_file
-from specplug.replay import Batch, Fixed
+from specplug.replay import Batch
 
 LIMIT = 24
 
@@ -129,21 +130,9 @@ def test_the_recorded_trees_are_those_of_the_rounds():
         assert np.allclose(survivals[0].numpy(), recording.survivals[row], atol=1e-3)
 
 
-@pytest.fixture
-def signals_stay():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+command = functools.partial(commands.run, "record")
 
 
-def command(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["record", *map(str, argv)])
-    return ended.value.code
-
-
-@pytest.mark.usefixtures("signals_stay")
 def test_the_command_writes_a_recording_and_a_calibration(tmp_path, capsys):
     out, fit = tmp_path / "r.npz", tmp_path / "c.json"
     small = (
@@ -170,7 +159,6 @@ def test_the_command_writes_a_recording_and_a_calibration(tmp_path, capsys):
     assert fit.is_file()
 
 
-@pytest.mark.usefixtures("signals_stay")
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -2,15 +2,15 @@
 
 import importlib.util
 import json
-import signal
 
 import msgspec
 import pytest
 import torch
+from commands import run
 
 pytest.importorskip("transformers", reason="--engine local needs the extra `local`")
 
-from specplug import cli, doctor, models
+from specplug import doctor, models
 from specplug.calibration import Calibration
 from specplug.config import TreeOptions
 from specplug.cost import from_probes, read_cost_table, write_cost_table
@@ -30,20 +30,6 @@ LOCAL = (
 )  # fmt: skip
 EACH = 6  # points of a batch size: plain, three chains, two trees
 POINTS = 2 * EACH
-
-
-@pytest.fixture(autouse=True)
-def signals_stay():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in argv])
-    return ended.value.code
 
 
 def a_quiet_machine(monkeypatch, seconds) -> None:

@@ -14,8 +14,9 @@ from specplug.cost import from_probes
 from specplug.cost_curves import Probe
 from specplug.cost_models import MODELS, WIDEST, Roofline, model_table, roofline_table
 from specplug.outcomes import cross_fitted, fitted, outcomes
+from specplug.policies import Fixed
 from specplug.recording_source import read_recording
-from specplug.replay import Batch, Fixed, closed_loop, open_loop
+from specplug.replay import Batch, closed_loop, open_loop
 
 
 def linear_table():

@@ -1,26 +1,19 @@
 """`specplug simulate`: the table, the losing cells, JSON, the open loop, and what it refuses."""
 
+import functools
 import importlib.util
 import json
-import signal
 import sys
 
+import commands
 import pytest
 import small_recordings as small
 
-from specplug import cli, simulate
+from specplug import simulate
 from specplug.contest import Cell, losses, mixed, names, percentiles, policy, prepare
 from specplug.cost import write_cost_table
 from specplug.cost_models import model_table
 from specplug.recording_file import write_file
-
-
-@pytest.fixture(autouse=True)
-def signals_stay():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -29,10 +22,7 @@ def recording(tmp_path):
     return tmp_path / "r.npz"
 
 
-def run(*argv: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["simulate", *map(str, argv)])
-    return ended.value.code
+run = functools.partial(commands.run, "simulate")
 
 
 def cell(policy: str, concurrency: int, rate: float) -> Cell:

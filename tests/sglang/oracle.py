@@ -8,6 +8,14 @@ from collections.abc import Collection, Sequence
 import local_models
 import torch
 
+PENALTIES = [
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": 0.9},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3},
+    {"repetition_penalty": 1.2, "logit_bias": {"15": 2.5, "274": -5.0}},
+]
+
 
 @torch.inference_mode()
 def greedy(

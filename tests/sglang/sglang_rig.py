@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from comparing import differences as differences
+
 from specplug import models
 
 MAX_RUNNING = 8
@@ -60,6 +62,10 @@ class Output(NamedTuple):
     logprobs: list[float] | None
     top_logprobs: list[list[tuple[float, int]]] | None
     meta: dict[str, Any]  # SGLang's meta_info, whole
+
+    @property
+    def end(self) -> tuple[Any, Any]:
+        return self.finish, self.matched
 
 
 class Engine:
@@ -97,23 +103,6 @@ class Engine:
     def state(self) -> dict[str, Any]:
         """SGLang's internal state (/server_info), with specplug's part under its own key."""
         return self.sglang.get_server_info()["internal_states"][0]
-
-
-def differences(expected: Sequence[Output], got: Sequence[Output]) -> list[str]:
-    """Where two runs differ in tokens or in how they ended; empty when they are the same."""
-    found = []
-    for i, (want, have) in enumerate(zip(expected, got, strict=True)):
-        if want.ids != have.ids:
-            pairs = enumerate(zip(want.ids, have.ids, strict=False))
-            at = next((k for k, (a, b) in pairs if a != b), min(len(want.ids), len(have.ids)))
-            found.append(
-                f"request {i}: token {at}: expected {want.ids[at : at + 3]}, got {have.ids[at : at + 3]}"
-            )
-        elif (want.finish, want.matched) != (have.finish, have.matched):
-            found.append(
-                f"request {i}: expected end {want.finish}/{want.matched}, got {have.finish}/{have.matched}"
-            )
-    return found
 
 
 def accepted_length(outputs: Sequence[Output]) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from oracle import PENALTIES
 from prompts import varied
 from sglang_rig import accepted_length, differences, dspark, engine, serve
 
@@ -21,13 +22,6 @@ STEPS = {
     "sample_steps_per_sec": [100, 56, 29, 15],
     "max_batch_tokens": 64,
 }
-PENALTIES = [
-    {"repetition_penalty": 1.3},
-    {"frequency_penalty": 0.7},
-    {"presence_penalty": 0.9},
-    {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3},
-    {"repetition_penalty": 1.2, "logit_bias": {"15": 2.5, "274": -5.0}},
-]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from oracle import PENALTIES
 from prompts import varied
 from sglang_rig import Reference, accepted_length, differences, engine, tree
 
@@ -14,13 +15,6 @@ pytestmark = pytest.mark.sglang
 
 HERE = Path(__file__).parent
 GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
-PENALTIES = [
-    {"repetition_penalty": 1.3},
-    {"frequency_penalty": 0.7},
-    {"presence_penalty": 0.9},
-    {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.3},
-    {"repetition_penalty": 1.2, "logit_bias": {"15": 2.5, "274": -5.0}},
-]
 PROMPTS = varied()[:10]
 REGEX = "[a-z]{3,6}( [a-z]{3,6})*\\."  # a grammar that is through ends a request, whatever ignore_eos says
 JSON = {

@@ -17,6 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
 
+from comparing import differences as differences
+
 from specplug import models
 
 BLOCK = 32  # tokens in a cache block: the smallest the CPU backend takes
@@ -35,6 +37,10 @@ class Output(NamedTuple):
     cached: int  # prompt tokens taken from the prefix cache
     logprobs: list[dict[int, tuple[float, int]]] | None
     prompt_logprobs: list[dict[int, tuple[float, int]] | None] | None
+
+    @property
+    def end(self) -> tuple[Any, Any]:
+        return self.finish, self.stop
 
 
 class Counters(NamedTuple):
@@ -107,23 +113,6 @@ class Engine:
             yield trace
         finally:
             self.runner.rejection_sampler = sampler
-
-
-def differences(expected: Sequence[Output], got: Sequence[Output]) -> list[str]:
-    """Where two runs differ in tokens or in how they ended; empty when they are the same."""
-    found = []
-    for i, (want, have) in enumerate(zip(expected, got, strict=True)):
-        if want.ids != have.ids:
-            pairs = enumerate(zip(want.ids, have.ids, strict=False))
-            at = next((k for k, (a, b) in pairs if a != b), min(len(want.ids), len(have.ids)))
-            found.append(
-                f"request {i}: token {at}: expected {want.ids[at : at + 3]}, got {have.ids[at : at + 3]}"
-            )
-        elif (want.finish, want.stop) != (have.finish, have.stop):
-            found.append(
-                f"request {i}: expected end {want.finish}/{want.stop}, got {have.finish}/{have.stop}"
-            )
-    return found
 
 
 _running: list[Engine] = []

@@ -16,10 +16,9 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.logger import init_logger
 
 import specplug
-from specplug.calibration import read_calibration
 from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.config import TreeOptions, parse_options, resolve_depth
-from specplug.cost import read_cost_table
+from specplug.planning import check_files
 from specplug_vllm import metrics
 from specplug_vllm.hooks import check_hooks
 from specplug_vllm.refusals import check_engine
@@ -130,19 +129,6 @@ def check_stock_method(args: Any) -> None:
         raise ValueError(reason)
 
 
-def _check_files(options: TreeOptions) -> None:
-    """Raise ValueError for a cost table or calibration that cannot be used, whatever the engine."""
-    if options.cost_table is not None:
-        read_cost_table(options.cost_table)
-    if options.calibration is not None:
-        fitted = read_calibration(options.calibration)
-        if any(regime.uses_confidence for regime in fitted.regimes):
-            raise ValueError(
-                f"calibration {options.calibration}: uses the confidence head, which vLLM's drafter does not "
-                "hand to us; fit it again without confidences"
-            )
-
-
 def create_tree_config(
     original: Any, args: Any, target_model_config: Any, target_parallel_config: Any
 ) -> TreeSpeculativeConfig:
@@ -159,7 +145,7 @@ def create_tree_config(
     raw = _merged(args)
     raw.pop("method", None)
     options, host_options = parse_options(raw, passthrough=HOST_KEYS)
-    _check_files(options)
+    check_files(options)
     draft = read_draft(options.model, revision=host_options.get("revision"))
     refusal = check_method(draft, METHOD)  # of drafts that the core reads and this adapter does not serve
     if refusal is not None:

@@ -12,7 +12,6 @@ device then admits by the newest. On a CPU they are the same numbers.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from specplug.cost import Shape
 from specplug.greedy import greedy_survival
 from specplug.policies import Policy
 from specplug.ragged import admit
-from specplug.run_delay import waited_seconds
+from specplug.step_clock import StepClock
 
 logger = init_logger("vllm.specplug")
 
@@ -56,7 +55,7 @@ class Step:
     """One step on its way: facts from the host, and what the device still has to say."""
 
     requests: list[str]
-    slots: np.ndarray  # [R] int
+    begin: Any  # stamp
     rows: int  # all rows of the target forward
     prefill_rows: int
     contexts: np.ndarray  # [R] committed tokens
@@ -65,8 +64,7 @@ class Step:
     emitting: int = 0
     verified: Shape = "plain"
     drafted: Shape = "plain"
-    begin: Any = None  # stamps: before the forward, after acceptance, after drafting
-    accepted: Any = None
+    accepted: Any = None  # stamps: after acceptance, after drafting
     end: Any = None
     survival: torch.Tensor | None = None  # host copy, [slots, B + gamma]: of the trees and of their chains
     emitted: torch.Tensor | None = None  # host copy, [R]
@@ -115,7 +113,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         self._in_flight: deque[Step] = deque()
         self._plan: tuple[Plan, int, int] | None = None  # plan, scheduled nodes, emitting requests
         self._step: Step | None = None
-        self._last: Step | None = None
+        self._clock = StepClock(on_gpu=self._survival.is_cuda)
         # Decided while scheduling, for the rounds that draft; under async scheduling one is ahead.
         self._shapes: deque[Shape] = deque(maxlen=8)
         self._said: set[Shape] = {"tree"}
@@ -182,7 +180,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         if step is None:
             return
         step.survival = torch.cat((self._survival, self._chains), 1).to("cpu", non_blocking=True)
-        if self._survival.is_cuda:
+        if self._clock.on_gpu:
             step.landed = torch.cuda.Event()
             step.landed.record()
         self._in_flight.append(step)
@@ -217,7 +215,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         windows = int((computed >= prefill).sum())  # requests that decode
         self._step = Step(
             requests=input_batch.req_ids,
-            slots=slots,
+            begin=self._clock.begin(input_batch.req_ids),
             rows=input_batch.num_tokens,
             prefill_rows=max(0, input_batch.num_tokens - nodes - windows),
             contexts=computed,
@@ -226,9 +224,6 @@ class BudgetManager(stock.AdaptiveVerificationManager):
             emitting=emitting,
             verified="plain" if not nodes else "chain" if self.store.linear(slots) else "tree",
         )
-        # A busy engine's step begins where the last one ended: scheduling is part of its price.
-        follows = self._last is not None and not set(self._last.requests).isdisjoint(input_batch.req_ids)
-        self._step.begin = self._last.end if follows and self._last else self._stamp()
 
     def accepted(
         self, num_sampled: torch.Tensor, slots: torch.Tensor, walked: tuple[Walk, torch.Tensor] | None
@@ -237,7 +232,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         ``walked``: the walk and the nodes [R] it could take, None where no node was verified."""
         if self._step is None:
             return
-        self._step.accepted = self._stamp()
+        self._step.accepted = self._clock.stamp()
         self._step.emitted = num_sampled.to("cpu", non_blocking=True)
         if self.recorder is not None and walked is not None:
             tokens = self.req_states.draft_tokens[slots]
@@ -247,8 +242,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         """After drafting."""
         if self._step is None:
             return
-        self._step.drafted, self._step.end = shape, self._stamp()
-        self._last = self._step
+        self._step.drafted, self._step.end = shape, self._clock.end(self._step.requests)
         if shape not in self._said and not self.policy.reason:
             self._said.add(shape)
             logger.info(
@@ -258,32 +252,22 @@ class BudgetManager(stock.AdaptiveVerificationManager):
                 "decoding without a draft" if shape == "plain" else "a chain",
             )
 
-    def _stamp(self) -> Any:
-        if not self._survival.is_cuda:  # other processes' time on a shared core is not the step's
-            return time.perf_counter() - waited_seconds()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, first: Any, last: Any) -> float:
-        return last - first if isinstance(first, float) else first.elapsed_time(last) / 1000
-
     def _drain(self) -> None:
         """Take every step whose numbers have landed."""
         while self._in_flight and (self._in_flight[0].landed is None or self._in_flight[0].landed.query()):
             step = self._in_flight.popleft()
             assert step.survival is not None
-            self._host = step.survival.numpy().copy()
+            self._host = step.survival.numpy()
             self._host[step.joined] = 0
             self._finish(step)
 
     def _finish(self, step: Step) -> None:
-        tokens = step.emitted.numpy() if step.emitted is not None else np.zeros(len(step.slots))
+        tokens = step.emitted.numpy() if step.emitted is not None else np.zeros(len(step.requests))
         emitted = int(tokens.sum())
         # A round without a draft still writes the drafter's context: part of its step.
         drafting = step.drafted != "plain"
-        verify = self._seconds(step.begin, step.accepted if drafting else step.end)
-        draft = self._seconds(step.accepted, step.end) if drafting else 0.0
+        verify = self._clock.seconds(step.begin, step.accepted if drafting else step.end)
+        draft = self._clock.seconds(step.accepted, step.end) if drafting else 0.0
         self.policy.observe(
             requests=len(step.requests),
             tokens=step.rows,

@@ -16,7 +16,7 @@ import torch
 from specplug import step_log
 from specplug.local.records import RoundRecord, append
 from specplug.order import sibling_ranks
-from specplug.step_log import STEPS, EngineFacts, write_engine
+from specplug.step_log import EngineFacts, append_steps, write_engine
 from specplug.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Recorder:
     ) -> None:
         """Raises OSError where the folder cannot be made or written."""
         write_engine(folder, engine)
-        self._steps, self._rounds = folder / STEPS, folder / "rounds.jsonl"
+        self._folder, self._rounds = folder, folder / "rounds.jsonl"
         self._store, self._forced, self._wants_rounds = store, forced, rounds
         self._requests: dict[str, list[int]] = {}  # request id -> [number, rounds so far]
 
@@ -53,7 +53,7 @@ class Recorder:
             drafted=step.drafted,
             forced=self._forced,
         )
-        append(self._steps, [record])
+        append_steps(self._folder, [record])
         if step.rounds:
             append(self._rounds, step.rounds)
 

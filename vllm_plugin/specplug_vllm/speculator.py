@@ -10,12 +10,11 @@ from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
-from specplug.calibration import Coefficients, log_acceptance, read_calibration
+from specplug.calibration import Coefficients, calibrated, read_calibration
 from specplug.candidates import TransitionTable, factorised
 from specplug.cost import Shape
 from specplug.ddtree import greedy_chain, grow
 from specplug.markov import MarkovHead, conditioned
-from specplug.order import by_score, sibling_ranks
 from specplug.tree import DraftTree
 from specplug.verify import Walk
 from specplug.window import Commit
@@ -91,25 +90,13 @@ class TreeSpeculator:
                 tree = greedy_chain(table).select(self.store.chain_only[slots], tree)
         log_probs = tree.scores
         if self.coefficients is not None:
-            tree, log_probs = self._calibrated(tree, slots)
+            temperatures = self.store.temperatures[slots]
+            ordered = calibrated(tree, self.coefficients, temperatures, max_depth=self.depth)
+            tree, log_probs = ordered.tree, tree.scores.gather(1, ordered.order)
         self.store.write(slots, tree)
         self.store.log_probs[slots] = log_probs
         self.tree_tokens[:num_reqs] = tree.tokens
         self.draft_token_confidence_probs[:num_reqs] = tree.scores.exp()
-
-    def _calibrated(self, tree: DraftTree, slots: torch.Tensor) -> tuple[DraftTree, torch.Tensor]:
-        """The tree in the order of calibrated scores, and the draft's own path log-probabilities [R, B]."""
-        scores = log_acceptance(
-            self.coefficients,
-            tree.scores,
-            parents=tree.parents,
-            depths=tree.depths,
-            ranks=sibling_ranks(tree),
-            temperatures=self.store.temperatures[slots],
-            max_depth=self.depth,
-        )
-        ordered = by_score(tree, scores)
-        return ordered.tree, tree.scores.gather(1, ordered.order)
 
     def _num_graph_context_tokens(self, num_reqs: int) -> int:
         return min(num_reqs * (self.budget + 1), self.max_num_tokens)

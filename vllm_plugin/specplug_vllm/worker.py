@@ -18,23 +18,20 @@ class TreeWorker:
             )
         self.register_attention()
         super().init_device()
-        from specplug_vllm.planning import check_table, engine_facts
+        from specplug_vllm.planning import engine_facts, plan
         from specplug_vllm.speculator import tree_speculator
 
         runner: Any = self.model_runner
-        config = runner.vllm_config.speculative_config
         self.facts = engine_facts(runner.vllm_config, runner.device)
-        if config.options.cost_table:
-            check_table(config.options, self.facts)
+        self.policy = plan(runner.vllm_config, self.facts)
         runner.speculator = tree_speculator(runner.vllm_config, runner.device)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        runner: Any = self.model_runner
-        if runner.vllm_config.speculative_config.options.planned:
+        if self.policy is not None:
             from specplug_vllm.planning import attach_manager
 
-            attach_manager(runner, self.facts)
+            attach_manager(self.model_runner, self.facts, self.policy)
 
     def register_attention(self) -> None:
         """Put the tree-aware backend in place of the platform's, in this process only."""
