@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -167,10 +167,13 @@ class StepWatch:
 
 
 def _metrics() -> dict[str, Any]:
-    """Counters beside SGLang's in its registry, which /metrics shows."""
+    """Counters beside SGLang's in its registry, which /metrics shows, from zero on."""
     from prometheus_client import Counter as Metric
 
-    return {
+    metrics = {
         name: Metric(f"specplug:{name}", text, ["shape"] if name == "steps" else [])
         for name, text in COUNTERS.items()
     }
+    for shape in get_args(Shape):
+        metrics["steps"].labels(shape)
+    return metrics

@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from comparing import differences as differences
-
 from specplug import models
 
 MAX_RUNNING = 8
@@ -205,7 +203,11 @@ class Reference:
                 stderr=log,
                 check=True,
             )
-            self._process = listener.accept()
+            listener._listener._socket.settimeout(120)  # type: ignore[attr-defined]
+            try:
+                self._process = listener.accept()
+            except TimeoutError:
+                raise RuntimeError(f"the reference did not start: {self._log.read_text()[-3000:]}") from None
         self._process.send({"grammar_backend": "xgrammar", **(flags or {})})
         self._answers: dict[tuple[str, str, str], Output] = {}
 

@@ -4,8 +4,9 @@ features. vLLM is held against the same loop in tests/vllm/test_rounds.py.
 
 import local_models
 import pytest
+from comparing import differences
 from prompts import varied
-from sglang_rig import differences, engine, tree
+from sglang_rig import engine, tree
 
 from specplug.local.loop import generate
 from specplug.local.method import Method

@@ -7,8 +7,9 @@ What makes these checks able to fail is in test_ddtree_controls.py.
 import json
 
 import pytest
+from comparing import differences
 from prompts import varied
-from sglang_rig import MAX_RUNNING, accepted_length, differences, engine, tree
+from sglang_rig import MAX_RUNNING, accepted_length, engine, tree
 
 pytestmark = pytest.mark.sglang
 

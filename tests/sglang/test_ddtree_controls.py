@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from comparing import differences
 from prompts import short
-from sglang_rig import accepted_length, differences, engine, tree
+from sglang_rig import accepted_length, engine, tree
 
 pytestmark = pytest.mark.sglang
 

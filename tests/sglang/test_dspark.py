@@ -7,9 +7,10 @@ from pathlib import Path
 
 import oracle
 import pytest
+from comparing import differences
 from oracle import PENALTIES
 from prompts import varied
-from sglang_rig import accepted_length, differences, dspark, engine, serve
+from sglang_rig import accepted_length, dspark, engine, serve
 
 pytestmark = pytest.mark.sglang
 

@@ -1,8 +1,9 @@
 """Two tensor-parallel ranks run the same algorithm and say so; ranks that differ do not serve."""
 
 import pytest
+from comparing import differences
 from prompts import varied
-from sglang_rig import accepted_length, differences, engine, launch, tree
+from sglang_rig import accepted_length, engine, launch, tree
 
 pytestmark = pytest.mark.sglang
 

@@ -12,8 +12,9 @@ import sys
 import local_models
 import pytest
 import torch
+from comparing import differences
 from prompts import varied
-from sglang_rig import MAX_RUNNING, Reference, accepted_length, differences, dspark
+from sglang_rig import MAX_RUNNING, Reference, accepted_length, dspark
 
 from specplug.local.loop import generate
 from specplug.local.method import Method

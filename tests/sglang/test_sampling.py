@@ -7,9 +7,10 @@ from pathlib import Path
 
 import oracle
 import pytest
+from comparing import differences
 from oracle import PENALTIES
 from prompts import varied
-from sglang_rig import Reference, accepted_length, differences, engine, tree
+from sglang_rig import Reference, accepted_length, engine, tree
 
 pytestmark = pytest.mark.sglang
 

@@ -17,8 +17,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
 
-from comparing import differences as differences
-
 from specplug import models
 
 BLOCK = 32  # tokens in a cache block: the smallest the CPU backend takes

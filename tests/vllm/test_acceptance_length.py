@@ -1,7 +1,8 @@
 """On held-out prompts a tree of 16 nodes commits more tokens a target forward than the drafter's chain."""
 
 import pytest
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 
 from specplug import models
 

@@ -7,7 +7,8 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 from prompts import cut, short, varied
 
 from specplug.cost import from_probes, write_cost_table
@@ -280,7 +281,12 @@ def test_a_table_of_something_else_is_refused(tables, tmp_path):
     [
         (b"", "cost"),
         (b"{}", "cost"),
-        (msgspec.json.encode({"sample_batch_tokens": [4, 1], "sample_steps_per_sec": [1.0, 2.0]}), "rising"),
+        (
+            msgspec.json.encode(
+                {"sample_batch_tokens": [4, 1], "sample_steps_per_sec": [1.0, 2.0], "max_batch_tokens": 4}
+            ),
+            "rising",
+        ),
     ],
 )
 def test_a_bad_table_is_refused_before_the_weights(tmp_path, content, message):

@@ -1,7 +1,8 @@
 """Draft trees when memory or rows are short: prompts in pieces, trees cut, requests evicted."""
 
 import pytest
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 from prompts import cut, short, varied
 
 pytestmark = pytest.mark.vllm

@@ -6,7 +6,8 @@ The rest of the parameters (logprobs, lengths, allowed tokens) must be exact on 
 import re
 
 import pytest
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 from prompts import short, tokenizer
 
 pytestmark = pytest.mark.vllm

@@ -5,7 +5,8 @@ The control lets the same requests draft trees, where the row above is often a s
 
 import pytest
 import torch
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 from prompts import short
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 

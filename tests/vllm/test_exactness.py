@@ -4,7 +4,8 @@ What makes these checks able to fail is in test_negative_controls.py.
 """
 
 import pytest
-from engine_rig import BLOCK, differences, engine, tree
+from comparing import differences
+from engine_rig import BLOCK, engine, tree
 from prompts import varied
 
 pytestmark = pytest.mark.vllm

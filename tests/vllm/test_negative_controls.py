@@ -7,7 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 from prompts import short
 
 pytestmark = pytest.mark.vllm

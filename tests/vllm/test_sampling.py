@@ -1,7 +1,8 @@
 """A seeded request draws plain decoding's tokens, at any temperature, with top-p and top-k."""
 
 import pytest
-from engine_rig import differences, engine, tree
+from comparing import differences
+from engine_rig import engine, tree
 from prompts import cut, short
 
 pytestmark = pytest.mark.vllm

@@ -1,7 +1,8 @@
 """Trees in a long-lived engine: batches, prefix hits, context limit, early ends, aborts, free blocks."""
 
 import pytest
-from engine_rig import BLOCK, MAX_MODEL_LEN, differences, engine, tree
+from comparing import differences
+from engine_rig import BLOCK, MAX_MODEL_LEN, engine, tree
 from prompts import cut, short
 
 pytestmark = pytest.mark.vllm
