@@ -40,6 +40,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     calibration: file that turns draft probabilities into acceptance probabilities. None: as drafted.
     online: follow the costs and the acceptance seen in service; false: table and calibration as read.
     record: folder for the steps' times and every round's tree and outcome. None: nothing is written.
+    kernels: "triton" or "torch" for a round's device work; "auto": Triton on a GPU, torch elsewhere.
     explore: profiling mode: shapes and node totals are drawn at random; needs ``record``.
 
     Raises ValueError when a value is out of range, or two options exclude each other.
@@ -56,6 +57,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     online: bool = True
     record: str | None = None
     explore: bool = False
+    kernels: Literal["auto", "triton", "torch"] = "auto"
 
     def __post_init__(self) -> None:
         if not self.model.strip():

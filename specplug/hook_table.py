@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+KINDS = ("patch", "subclass", "seam", "use")
+
 
 class Hook(NamedTuple):
     """One seam. ``kind``: patch (we wrap it), subclass (we override it), seam (the engine calls or reads what
@@ -31,6 +33,24 @@ class HookStatus(NamedTuple):
     name: str
     ok: bool
     detail: str
+
+
+def read_hooks(file: Path) -> tuple[Hook, ...]:
+    """A table from a file: a hook a line, the fields in their order between bars, arguments and names between
+    blanks. Lines that start with # and empty lines are not rows.
+
+    Raises ValueError for a line of other fields.
+    """
+    hooks = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        fields = [field.strip() for field in line.split("|")]
+        if not line.strip() or line.startswith("#"):
+            continue
+        if len(fields) != len(Hook._fields) or fields[2] not in KINDS:
+            raise ValueError(f"{file}:{number}: expected {' | '.join(Hook._fields)}, got {line!r}")
+        path, symbol, kind, why, params, mentions = fields
+        hooks.append(Hook(path, symbol, kind, why, tuple(params.split()), tuple(mentions.split())))
+    return tuple(hooks)
 
 
 def package_root(package: str) -> Path:

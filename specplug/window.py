@@ -10,6 +10,7 @@ Notation: R requests, W window width (1 + the widest tree), N rows of the step, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ class Windows:
 
     rows: torch.Tensor  # [R, W] int64, row of the step that holds the window's column
     inside: torch.Tensor  # [R, W] bool
-    mask: torch.Tensor  # [R, W, W] bool, True where the query column sees the key column
+    mask: torch.Tensor  # [R, W, W] bool, True where the query column sees the key column; kernels: words
     depths: torch.Tensor  # [R, W] int64, 0 for the root
     column_of_row: torch.Tensor  # [N] int64, r * W + column for rows in a window, else 0
     in_window: torch.Tensor  # [N] bool
@@ -69,6 +70,7 @@ def lay_out_windows(
     width: int,
     num_rows: int,
     max_depth: int,
+    visibility: Callable[..., torch.Tensor] = ancestor_mask,
 ) -> Windows:
     """Lay out the windows of one step.
 
@@ -76,6 +78,7 @@ def lay_out_windows(
         width: W, at least 1 + max(drafted), at most 1 + B; a host value.
         num_rows: N, rows of the step (padding included); a host value.
         max_depth: gamma, the deepest a node can be; a host value.
+        visibility: makes ``mask``; a kernel's may pack it, as [R, W - 1] ancestor words.
 
     Raises:
         ValueError: ``width`` does not fit the trees' width.
@@ -87,7 +90,7 @@ def lay_out_windows(
         )
     rows, inside = window_index(ends - drafted - 1, drafted + 1, width)
     nodes = width - 1
-    mask = ancestor_mask(parents[:, :nodes], live, max_depth=max_depth)
+    mask = visibility(parents[:, :nodes], live, max_depth=max_depth)
     node = torch.arange(nodes, device=parents.device)
     node_depths = torch.where(node < live[:, None], depths[:, :nodes], 0).long()
     column_depths = torch.nn.functional.pad(node_depths, (1, 0))

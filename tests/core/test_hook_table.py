@@ -2,7 +2,7 @@
 
 import pytest
 
-from specplug.hook_table import Hook, check, package_root
+from specplug.hook_table import Hook, check, package_root, read_hooks
 
 SOURCE = """
 class Runner:
@@ -63,3 +63,23 @@ def test_the_folder_of_an_installed_package():
     assert (package_root("torch") / "__init__.py").is_file()
     with pytest.raises(ModuleNotFoundError, match="no_such_engine is not installed"):
         package_root("no_such_engine")
+
+
+def test_a_table_in_a_file_has_a_hook_a_line(tmp_path):
+    file = tmp_path / "hooks.txt"
+    file.write_text(
+        "# title\n\nengine.py | Runner.step | patch | why, in words | batch width | sampler\n"
+        "engine.py | load | use | no more |  |\n"
+    )
+    assert read_hooks(file) == (
+        Hook("engine.py", "Runner.step", "patch", "why, in words", ("batch", "width"), ("sampler",)),
+        Hook("engine.py", "load", "use", "no more"),
+    )
+
+
+@pytest.mark.parametrize("line", ["engine.py | load | use | why", "engine.py | load | why | use | | "])
+def test_a_line_of_other_fields_is_refused(tmp_path, line):
+    file = tmp_path / "hooks.txt"
+    file.write_text(f"# title\n{line}\n")
+    with pytest.raises(ValueError, match=r"hooks.txt:2: expected path \| symbol"):
+        read_hooks(file)

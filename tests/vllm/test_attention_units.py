@@ -9,7 +9,8 @@ import torch
 
 from specplug.attention import masked_attention
 from specplug.tree import ancestor_mask
-from specplug.window import lay_out_windows
+from specplug.window import Commit, lay_out_windows
+from specplug_kernels.ops import torch_ops
 
 pytestmark = pytest.mark.vllm
 
@@ -67,8 +68,10 @@ def attention_trees(windows):
     from specplug_vllm.model_state import AttentionTrees
 
     requests = torch.tensor([1, 2])
+    windows = windows.select(requests, sum(ROWS))
     return AttentionTrees(
-        windows=windows.select(requests, sum(ROWS)),
+        windows=windows,
+        attend=torch_ops().attention(windows),
         requests=requests,
         prefix_lens=torch.tensor([COMMITTED[1], COMMITTED[2]], dtype=torch.int32),
         max_prefix_len=80,
@@ -205,6 +208,14 @@ def moves(cache):
     return cache.slots(1, positions), cache.slots(1, targets)
 
 
+def move_slots(implementation, packed, cache):
+    source, destination = moves(cache)
+    slots = torch.cat([source, destination])  # row i of the step is kept in slots[i]
+    rows = torch.arange(len(slots))
+    commit = Commit(rows[: len(source)], rows[len(source) :])
+    torch_ops().cache_mover(implementation.cache_views(packed))(commit, slots)
+
+
 def moved(tensor, source, destination):
     want = tensor.clone()
     for start, end in zip(source.tolist(), destination.tolist(), strict=True):
@@ -218,7 +229,7 @@ def test_cpu_move(step, block):
 
     cache = Cache(block, step.generator)
     packed = packed_for_cpu(cache)
-    CPUTreeImpl.move_kv(packed, *moves(cache))
+    move_slots(CPUTreeImpl, packed, cache)
     keys, values = key_value_views(packed)
     assert torch.equal(keys.permute(0, 3, 1, 2), moved(cache.keys, *moves(cache)))
     assert torch.equal(values.permute(0, 2, 1, 3), moved(cache.values, *moves(cache)))
@@ -290,7 +301,7 @@ def test_flash_rows_equal_one_masked_softmax(step, flash_tree_impl, block):
 def test_flash_move(step, flash_tree_impl, block):
     cache = Cache(block, step.generator)
     packed = packed_for_flash(cache)
-    flash_tree_impl.move_kv(packed, *moves(cache))
+    move_slots(flash_tree_impl, packed, cache)
     keys, values = packed.transpose(1, 2).split(HEAD, -1)
     assert torch.equal(keys, moved(cache.keys, *moves(cache)))
     assert torch.equal(values, moved(cache.values, *moves(cache)))

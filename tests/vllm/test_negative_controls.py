@@ -50,9 +50,8 @@ def steps(trace):
 
 @pytest.mark.usefixtures("untouched")
 def test_without_moving_the_cache_rows(trees, greedy, expected):
-    from specplug_vllm.cpu_attention import CPUTreeImpl
-
-    with mock.patch.object(CPUTreeImpl, "move_kv", staticmethod(lambda kv_cache, source, destination: None)):
+    still = [lambda commit, slots: None for _ in trees.state.cache_movers]
+    with mock.patch.object(trees.state, "cache_movers", still):
         assert differences(expected, trees.generate(PROMPTS, greedy))
 
 

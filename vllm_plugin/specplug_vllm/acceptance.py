@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,9 @@ from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import _iter_request_chunks, get_max_chunk_logits
 
+import specplug.verify
 from specplug.ragged import window_index
-from specplug.verify import Walk, path_permutation, walk
+from specplug.verify import Walk, path_permutation
 
 if TYPE_CHECKING:
     from specplug_vllm.model_state import Step
@@ -31,10 +33,13 @@ class TreeSampler:
 
     enable_adaptive_verification = False  # read by v1/worker/gpu/warmup.py
 
-    def __init__(self, sampler: Any, state: Any, max_depth: int) -> None:
+    def __init__(
+        self, sampler: Any, state: Any, max_depth: int, walk: Callable[..., Walk] = specplug.verify.walk
+    ) -> None:
         self.sampler = sampler
         self.state = state
         self.max_depth = max_depth
+        self.walk = walk
 
     def __call__(
         self,
@@ -113,7 +118,7 @@ class TreeSampler:
     ) -> tuple[torch.Tensor, torch.Tensor, Walk]:
         width = step.windows.rows.shape[1]
         index, inside = window_index(starts[:-1], starts.diff(), width)
-        result = walk(
+        result = self.walk(
             step.parents[requests, : width - 1],
             input_ids[index][:, 1:].long(),
             step.live[requests],

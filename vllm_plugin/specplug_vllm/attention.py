@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from specplug.attention import merge, partial_attention
 from specplug_vllm.model_state import AttentionTrees
 
 
 class TreeAttention:
-    """Mixed in before a stock attention implementation; needs :meth:`prefix_pass` and :meth:`move_kv`."""
+    """Mixed in before a stock attention implementation; needs :meth:`prefix_pass`, :meth:`cache_views`."""
 
     def forward(
         self,
@@ -36,16 +35,10 @@ class TreeAttention:
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if not trees.only_windows:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        rows = trees.windows.rows
-        queries = query.view(-1, self.num_heads, self.head_size)[rows]  # [T, W, H, D]
-        keys = key.view(-1, self.num_kv_heads, self.head_size)[rows]
-        values = value.view(-1, self.num_kv_heads, self.head_size)[rows]
-        in_prefix = self.prefix_pass(layer, queries, kv_cache, attn_metadata, trees)
-        in_tree = partial_attention(queries, keys, values, trees.windows.mask, self.scale)
-        merged = merge(*in_prefix, *in_tree)
-        flat = output.view(-1, self.num_heads, self.head_size)
-        covered = trees.windows.column_of_row.shape[0]
-        flat[:covered] = trees.windows.scatter(merged, flat[:covered])
+        query, out = (x.view(-1, self.num_heads, self.head_size) for x in (query, output))
+        key, value = (x.view(-1, self.num_kv_heads, self.head_size) for x in (key, value))
+        in_prefix = self.prefix_pass(layer, query[trees.windows.rows], kv_cache, attn_metadata, trees)
+        trees.attend(query, key, value, *in_prefix, out, self.scale)
         return output
 
     def prefix_pass(
@@ -62,6 +55,6 @@ class TreeAttention:
         raise NotImplementedError
 
     @staticmethod
-    def move_kv(kv_cache: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy cache slots ``source`` to ``destination`` (both [M] int64), all read before any is written."""
+    def cache_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Views [blocks, block, ...] that together hold every byte of a layer's cache slots."""
         raise NotImplementedError

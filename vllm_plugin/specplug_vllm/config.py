@@ -19,6 +19,7 @@ import specplug
 from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.config import TreeOptions, parse_options, resolve_depth
 from specplug.planning import check_files
+from specplug_kernels.ops import Kind, choose
 from specplug_vllm import metrics
 from specplug_vllm.hooks import check_hooks
 from specplug_vllm.refusals import check_engine
@@ -55,6 +56,7 @@ class TreeSpeculativeConfig(SpeculativeConfig):
     tree_depth: int = 0  # gamma: positions after the root that the drafter predicts
     tree_candidates: int = 0  # C: tokens kept per depth when scores follow the parent token
     drafter_slots: int = 0  # stock max_num_new_slots_for_drafting at depth gamma
+    kernels: Kind = "torch"  # who does the device work of a round
     options: TreeOptions | None = None  # as the user gave them
     counters_file: str = ""  # see specplug_vllm.metrics; "" where no step is planned
 
@@ -162,6 +164,19 @@ def create_tree_config(
             + ". Install a vLLM that `specplug doctor` lists as tested, or leave method ddtree out."
         )
 
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    kernels = choose(
+        options.kernels,
+        on_gpu=not on_cpu,
+        budget=options.tree_budget,
+        candidates=options.candidates if draft.markov_head else options.tree_budget,
+        depth=depth,
+        head_size=target_model_config.get_head_size(),
+        vocab=draft.vocab_size,
+    )
+
     stock_args = copy.copy(args)
     stock_args.spec_method = stock_args.spec_model = stock_args.spec_tokens = None
     stock_args.speculative_config = {
@@ -177,7 +192,7 @@ def create_tree_config(
     config.tree_depth = depth
     config.tree_candidates = options.candidates
     config.num_speculative_tokens = options.tree_budget
-    config.options = options
+    config.kernels, config.options = kernels.kind, options
     if options.planned:
         config.counters_file = metrics.create_file()
         metrics.serve(config.counters_file)
@@ -186,16 +201,15 @@ def create_tree_config(
         else:
             logger.warning("specplug: --scheduler-cls is kept; it reserves rows for whole trees at any load.")
 
-    from vllm.platforms import current_platform
-
-    worker = "CPUTreeWorker" if current_platform.is_cpu() else "CUDATreeWorker"
-    module = "cpu_worker" if current_platform.is_cpu() else "cuda_worker"
-    target_parallel_config.worker_cls = f"specplug_vllm.{module}.{worker}"
+    worker = "cpu_worker.CPUTreeWorker" if on_cpu else "cuda_worker.CUDATreeWorker"
+    target_parallel_config.worker_cls = f"specplug_vllm.{worker}"
     logger.info(
-        "specplug: method ddtree over a %s draft, depth %d, %d nodes a request%s.",
+        "specplug: method ddtree over a %s draft, depth %d, %d nodes a request%s; %s kernels%s.",
         draft.kind,
         depth,
         options.tree_budget,
         ", scores conditioned on the parent token" if draft.markov_head else "",
+        kernels.kind,
+        f" ({kernels.reason})" if kernels.reason else "",
     )
     return config

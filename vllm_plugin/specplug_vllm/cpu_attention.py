@@ -71,15 +71,9 @@ class CPUTreeImpl(TreeAttention, CPUAttentionBackendImpl):
         return partial_attention(queries, keys, values, seen, self.scale)
 
     @staticmethod
-    def move_kv(kv_cache: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> None:
+    def cache_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         keys, values = key_value_views(kv_cache)
-        block = values.shape[2]
-        source_block, source_offset = source // block, source % block
-        block_index, offset = destination // block, destination % block
-        moved_keys = keys[source_block, :, :, source_offset].clone()
-        moved_values = values[source_block, :, source_offset].clone()
-        keys[block_index, :, :, offset] = moved_keys
-        values[block_index, :, offset] = moved_values
+        return keys.permute(0, 3, 1, 2), values.transpose(1, 2)
 
 
 class CPUTreeBackend(CPUAttentionBackend):

@@ -23,9 +23,10 @@ from specplug_vllm.model_state import AttentionTrees
 
 
 class FlashTreeBuilder(FlashAttentionMetadataBuilder):
-    """Trees are laid out per step on the host's terms, so attention stays outside captured graphs for now.
+    """Attention stays outside captured graphs: the widths and the prefix pass change with the step.
 
-    vLLM then falls back from full to piecewise CUDA graphs by itself and says so in its log.
+    vLLM then falls back from full to piecewise CUDA graphs by itself and says so in its log. DESIGN.md lists
+    what full graphs still need.
     """
 
     @classmethod
@@ -69,15 +70,12 @@ class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
             fa_version=self.vllm_flash_attn_version,
             return_softmax_lse=True,
         )
-        return out.view(queries.shape).float(), lse.T.reshape(
-            requests, width, self.num_heads
-        )  # lse is [H, T * W]
+        # lse is [H, T * W]
+        return out.view(queries.shape), lse.view(-1, requests, width).permute(1, 2, 0)
 
     @staticmethod
-    def move_kv(kv_cache: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> None:
-        block = kv_cache.shape[2]
-        moved = kv_cache[source // block, :, source % block]
-        kv_cache[destination // block, :, destination % block] = moved
+    def cache_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (kv_cache.transpose(1, 2),)  # keys and values side by side
 
 
 class FlashTreeBackend(FlashAttentionBackend):

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from specplug_vllm.refusals import check_cuda_attention
 from specplug_vllm.worker import TreeWorker
 
 
@@ -15,11 +16,7 @@ class CUDATreeWorker(TreeWorker, Worker):
     def register_attention(self) -> None:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-        chosen: Any = self.vllm_config.attention_config.backend
-        if chosen not in (None, AttentionBackendEnum.FLASH_ATTN):
-            raise ValueError(
-                f"method ddtree serves the attention backend FLASH_ATTN on CUDA, got {chosen.name}; "
-                "leave --attention-backend out or set it to FLASH_ATTN."
-            )
-        self.vllm_config.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+        attention: Any = self.vllm_config.attention_config
+        check_cuda_attention(attention.backend.name if attention.backend else None)
+        attention.backend = AttentionBackendEnum.FLASH_ATTN
         register_backend(AttentionBackendEnum.FLASH_ATTN, "specplug_vllm.cuda_attention.FlashTreeBackend")

@@ -26,7 +26,6 @@ from specplug.budget import Plan
 from specplug.cost import Shape
 from specplug.greedy import greedy_survival
 from specplug.policies import Policy
-from specplug.ragged import admit
 from specplug.step_clock import StepClock
 
 logger = init_logger("vllm.specplug")
@@ -34,6 +33,7 @@ logger = init_logger("vllm.specplug")
 if TYPE_CHECKING:
     from specplug.local.records import RoundRecord
     from specplug.verify import Walk
+    from specplug_kernels.ops import Ops
     from specplug_vllm.metrics import Counters
     from specplug_vllm.recorder import Recorder
     from specplug_vllm.store import TreeStore
@@ -92,6 +92,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         policy: Policy,
         *,
         store: TreeStore,
+        ops: Ops,
         depth: int,
         counters: Counters | None,
         recorder: Recorder | None,
@@ -102,8 +103,9 @@ class BudgetManager(stock.AdaptiveVerificationManager):
             runner.model_state.num_new_sampled_tokens_per_step,
             get_max_chunk_logits(runner.vocab_size),
         )
-        stock._assign_draft_token_budget_compiled = _admit  # deterministic, and nothing to compile
         self.policy, self.store, self.counters, self.recorder = policy, store, counters, recorder
+        self.ops = ops
+        stock._assign_draft_token_budget_compiled = self._admit  # deterministic, and nothing to compile
         self.budget = store.budget
         self._exact_lengths = not runner.scheduler_config.async_scheduling
         self._survival = self._confidence_probs.zero_()  # the stock buffer holds a(v) itself
@@ -310,13 +312,13 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         wanted = 2 * used if used == scheduled < self.budget else used
         self._peaks[key] = max(float(wanted), FADE * self._peaks.get(key, 0.0))
 
-
-def _admit(
-    survival: torch.Tensor,  # [slots, B]
-    idx_mapping: torch.Tensor,  # [R]
-    capacities: torch.Tensor,  # [R] int32: nodes scheduled, then nodes admitted
-    draft_budget: int,
-    num_steps: int,
-) -> None:
-    """In place of vLLM's compiled ranking of products of confidences."""
-    capacities.copy_(admit(survival[idx_mapping], capacities, draft_budget))
+    def _admit(
+        self,
+        survival: torch.Tensor,  # [slots, B]
+        idx_mapping: torch.Tensor,  # [R]
+        capacities: torch.Tensor,  # [R] int32: nodes scheduled, then nodes admitted
+        draft_budget: int,
+        num_steps: int,
+    ) -> None:
+        """In place of vLLM's compiled ranking of products of confidences."""
+        capacities.copy_(self.ops.admit(survival[idx_mapping], capacities, draft_budget))

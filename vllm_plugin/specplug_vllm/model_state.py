@@ -17,6 +17,7 @@ from vllm.model_executor.layers.attention import Attention
 
 from specplug.verify import Walk
 from specplug.window import Windows, commit, lay_out_windows
+from specplug_kernels.ops import Attend, CacheMover
 from specplug_vllm.acceptance import TreeSampler
 from specplug_vllm.refusals import check_attention_layers
 
@@ -31,6 +32,7 @@ class AttentionTrees:
     """What the attention layers need of a step: the windows of the requests that drafted."""
 
     windows: Windows  # of T requests
+    attend: Attend  # over these windows
     requests: torch.Tensor  # [T] int64 indices into the batch
     prefix_lens: torch.Tensor  # [T] int32, committed tokens before the root
     max_prefix_len: int  # host bound
@@ -75,6 +77,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             self.branches = False  # whether a tree of the step may branch
             self.chain_requests: Counter[str] = Counter()  # requests drafted as chains, by reason
             self._layers = layers
+            self.cache_movers: list[CacheMover] = []  # one a group of cache layers, made at the first move
             self._tree_positions = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=device)
             self._custom_processors = False
 
@@ -82,7 +85,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             stock_processors = 3  # logit bias, penalties, bad words
             self._custom_processors = len(sampler.logits_processors) > stock_processors
             self._req_states = sampler.req_states
-            return sampler, TreeSampler(sampler, self, speculator.depth)
+            return sampler, TreeSampler(sampler, self, speculator.depth, speculator.ops.walk)
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
@@ -145,6 +148,11 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             self._tree_positions[:num_rows] = positions[:num_rows]
             return metadata
 
+        def _cache_mover(self, group: Any) -> CacheMover:
+            layers = [self._layers[name] for name in group.layer_names if name in self._layers]
+            views = [view for layer in layers for view in layer.impl.cache_views(layer.kv_cache)]
+            return speculator.ops.cache_mover(views)
+
         def _lay_out(self, input_batch: Any, slot_mappings: torch.Tensor, width: int) -> Step:
             store = speculator.store
             slots = input_batch.idx_mapping
@@ -165,6 +173,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
                 width=width,
                 num_rows=input_batch.num_tokens_after_padding,
                 max_depth=speculator.depth,
+                visibility=speculator.ops.visibility,
             )
             return Step(windows, parents, live, slot_mappings)
 
@@ -179,7 +188,8 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             windows = self.step.windows.select(requests, input_batch.num_tokens_after_padding)
             prefix_lens = input_batch.positions[windows.rows[:, 0]].to(torch.int32)
             bound = int(input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].max())
-            return AttentionTrees(windows, requests, prefix_lens, bound, only_windows)
+            attend = speculator.ops.attention(windows)
+            return AttentionTrees(windows, attend, requests, prefix_lens, bound, only_windows)
 
         def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
             inputs = super().prepare_inputs(input_batch, req_states)
@@ -207,11 +217,9 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             moves = speculator.pending_commit
             if moves is None or self.step is None:
                 return
-            for group, slots in zip(self._kv_cache_groups, self.step.slot_mappings, strict=True):
-                source, destination = slots[moves.source], slots[moves.destination]
-                for name in group.layer_names:
-                    if name in self._layers:
-                        layer = self._layers[name]
-                        layer.impl.move_kv(layer.kv_cache, source, destination)
+            if not self.cache_movers:
+                self.cache_movers = [self._cache_mover(group) for group in self._kv_cache_groups]
+            for move, slots in zip(self.cache_movers, self.step.slot_mappings, strict=True):
+                move(moves, slots)
 
     return TreeModelState

@@ -76,6 +76,7 @@ def attach_manager(runner: Any, here: EngineFacts, policy: Policy) -> BudgetMana
         runner,
         policy,
         store=speculator.store,
+        ops=speculator.ops,
         depth=speculator.depth,
         counters=_counters(config.counters_file),
         recorder=recorder,

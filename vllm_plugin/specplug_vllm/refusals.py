@@ -42,7 +42,10 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
     if model.is_hybrid or model.is_attention_free:
         yield "the target's recurrent layers cannot follow a branch; use an attention-only target."
     if model.use_mla:
-        yield "the target uses MLA attention, which is not served yet; use a target with ordinary attention."
+        yield (
+            "the target uses MLA, which caches one latent row in place of the keys and values that the "
+            "in-tree pass reads; use a target with ordinary attention."
+        )
     if model.is_encoder_decoder:
         yield "the target is an encoder-decoder model; use a decoder-only target."
     if model.get_sliding_window() is not None:
@@ -65,11 +68,28 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
             yield f"--{flag.replace('_', '-')} is set and {why}; leave it out."
 
 
+CUDA_ATTENTION = "FLASH_ATTN"  # returns the log-sum-exp of an unmasked pass over the committed prefixes
+OTHER_ATTENTION = {  # of vLLM 0.32.0
+    "TRITON_ATTN": "its kernel keeps the log-sum-exp to itself, and its only mask is one for all requests",
+    "FLASHINFER": "its passes are planned on the host, which does not know the lengths of trimmed trees",
+}
+
+
+def check_cuda_attention(name: str | None) -> None:
+    """Raise ValueError for a user's choice of attention backend that trees do not work with on CUDA."""
+    if name not in (None, CUDA_ATTENTION):
+        why = OTHER_ATTENTION.get(name, "nobody has tried it")
+        raise ValueError(
+            f"method ddtree refuses: --attention-backend is {name}, and {why}; leave it out or set "
+            f"{CUDA_ATTENTION}."
+        )
+
+
 def check_attention_layers(layers: dict[str, Any]) -> None:
     """Raise ValueError for a target attention layer whose scores the in-tree pass would not reproduce."""
     for name, layer in layers.items():
         impl = layer.impl
-        if not hasattr(impl, "move_kv"):  # vLLM remembers its first choice of backend as long as the process
+        if not hasattr(impl, "cache_views"):  # a process remembers vLLM's first choice of backend
             raise ValueError(
                 f"method ddtree refuses: layer {name} runs on {type(impl).__name__}, which this process "
                 "chose for an earlier engine; start the engine in a process of its own."

@@ -11,13 +11,13 @@ from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
 from specplug.calibration import Coefficients, calibrated, read_calibration
-from specplug.candidates import TransitionTable, factorised
+from specplug.candidates import TransitionTable
 from specplug.cost import Shape
-from specplug.ddtree import greedy_chain, grow
-from specplug.markov import MarkovHead, conditioned
+from specplug.heads import MarkovHead
 from specplug.tree import DraftTree
 from specplug.verify import Walk
 from specplug.window import Commit
+from specplug_kernels.ops import make_ops
 from specplug_vllm.manager import BudgetManager
 from specplug_vllm.model_state import tree_model_state_cls
 from specplug_vllm.store import TreeStore
@@ -35,6 +35,9 @@ class TreeSpeculator:
         drafter_config.speculative_config = copy.copy(tree_config)
         drafter_config.speculative_config.num_speculative_tokens = self.depth
         super().__init__(drafter_config, device)
+        self.ops = make_ops(
+            tree_config.kernels, device, requests=self.max_num_reqs, depth=self.depth, budget=self.budget
+        )
         self.store = TreeStore(self.max_num_reqs, self.budget, device)
         self.tree_tokens = torch.zeros(self.max_num_reqs, self.budget, dtype=torch.int64, device=device)
         # a(v) of the nodes; the runner hands it to the manager, whose width is the budget.
@@ -83,11 +86,12 @@ class TreeSpeculator:
         slots = self.store.slots(self.sample_idx_mapping[:samples].view(num_reqs, self.depth)[:, 0])
         if self.shape == "chain":
             everybody = torch.ones_like(slots, dtype=torch.bool)
-            tree = greedy_chain(table).select(everybody, DraftTree.empty(num_reqs, self.budget, slots.device))
+            nothing = DraftTree.empty(num_reqs, self.budget, slots.device)
+            tree = self.ops.greedy_chain(table).select(everybody, nothing)
         else:
-            tree = grow(table, self.budget)
+            tree = self.ops.grow(table, self.budget)
             if self.store.chain_slots:
-                tree = greedy_chain(table).select(self.store.chain_only[slots], tree)
+                tree = self.ops.greedy_chain(table).select(self.store.chain_only[slots], tree)
         log_probs = tree.scores
         if self.coefficients is not None:
             temperatures = self.store.temperatures[slots]
@@ -119,7 +123,7 @@ class TreeSpeculator:
         moves, self.pending_commit = self.pending_commit, None
         if moves is not None:
             for features in aux_hidden_states or [last_hidden_states]:
-                moves.move(features)
+                self.ops.move_rows(moves, features)
         rows = kwargs.get("num_speculative_tokens")
         if self.manager is not None:
             self.manager.accepted(args[0], slots, self.walked)
@@ -147,7 +151,7 @@ class DFlashTreeSpeculator(TreeSpeculator, DFlashSpeculator):
 
     def table(self, block_hidden: torch.Tensor, num_reqs: int) -> TransitionTable:
         logits = self.compute_draft_logits(block_hidden, 0)
-        return factorised(logits.float().view(num_reqs, self.depth, -1), self.budget)
+        return self.ops.factorised(logits.view(num_reqs, self.depth, -1), self.budget)
 
 
 class DSparkTreeSpeculator(TreeSpeculator, DSparkSpeculator):
@@ -165,9 +169,9 @@ class DSparkTreeSpeculator(TreeSpeculator, DSparkSpeculator):
         return model
 
     def table(self, block_hidden: torch.Tensor, num_reqs: int) -> TransitionTable:
-        logits = self.model.compute_draft_logits(block_hidden).float().view(num_reqs, self.depth, -1)
+        logits = self.model.compute_draft_logits(block_hidden).view(num_reqs, self.depth, -1)
         anchors = self.input_buffers.input_ids[self._anchor_idx[:num_reqs]].long()
-        return conditioned(logits, self._head, anchors, self.candidates)
+        return self.ops.conditioned(logits, self._head, anchors, self.candidates)
 
 
 def tree_speculator(vllm_config: Any, device: torch.device) -> TreeSpeculator:
