@@ -1,9 +1,9 @@
-"""Penalties and bad words on the rows of draft trees: a row's history is the committed tokens, then its own path.
+"""Penalties and bad words on the rows of draft trees: a row's history is the committed tokens, then its path.
 
-An engine's kernels take the rows above a row for its history, which on a tree are siblings. These read the path
-instead and leave the rest as vLLM has it: its state by request slot, its order (repetition, frequency,
+An engine's kernels take the rows above a row for its history, which on a tree are siblings. These read the
+path instead and leave the rest as vLLM has it: its state by request slot, its order (repetition, frequency,
 presence), its arithmetic (a positive logit is multiplied by the reciprocal), its output-only history of bad
-words. So a row comes out bit for bit as the row that plain decoding would have computed.
+words. So a row comes out as the row that plain decoding would have computed.
 
 References: specplug.processors.penalise and ban.
 
@@ -81,7 +81,10 @@ def penalise(
     prompt_words: torch.Tensor,  # [S, >= ceil(V / 32)] int32, one bit a token of the prompt
     output_counts: torch.Tensor,  # [S, >= V] int32, how often each token was committed after the prompt
 ) -> None:
-    """Repetition, frequency and presence penalties of every row. Raises ValueError for what it cannot read."""
+    """Repetition, frequency and presence penalties of every row.
+
+    Raises ValueError for what it cannot read.
+    """
     rows, vocabulary = logits.shape
     check("logits", logits, torch.float32, (rows, vocabulary), dense_from=1)
     _check_rows(slots, path, depths, logits)
@@ -92,8 +95,9 @@ def penalise(
     check("output_counts", output_counts, torch.int32, (count, None), like=logits, dense_from=1)
     if prompt_words.shape[1] * 32 < vocabulary or output_counts.shape[1] < vocabulary:
         raise ValueError(
-            f"prompt_words, output_counts: expected at least {-(-vocabulary // 32)} and {vocabulary} columns, "
-            f"got {prompt_words.shape[1]} and {output_counts.shape[1]}; allocate them for the logits' vocabulary"
+            f"prompt_words, output_counts: expected at least {-(-vocabulary // 32)} and {vocabulary} "
+            f"columns, got {prompt_words.shape[1]} and {output_counts.shape[1]}; allocate them for the "
+            "logits' vocabulary"
         )
     if not logits.numel():
         return
@@ -116,7 +120,9 @@ def penalise(
     )
 
 
-@triton.jit(do_not_specialize=["logits_stride", "path_stride", "words_stride", "offsets_stride", "all_stride"])
+@triton.jit(
+    do_not_specialize=["logits_stride", "path_stride", "words_stride", "offsets_stride", "all_stride"]
+)
 def _ban_kernel(
     logits_ptr,  # [L, V], in place
     slots_ptr,  # [L]
@@ -193,10 +199,9 @@ def ban(
         check(name, tensor, torch.int32, (count, None), like=logits, dense_from=1)
     for name, tensor in (("num_words", num_words), ("prompt_lens", prompt_lens), ("total_lens", total_lens)):
         check(name, tensor, torch.int32, (count,), like=logits, dense_from=0)
-    if not 0 <= most_words <= min(MAX_GRID, offsets.shape[1] - 1):
-        raise ValueError(
-            f"most_words: expected 0 to {min(MAX_GRID, offsets.shape[1] - 1)} words a request, got {most_words}"
-        )
+    limit = min(MAX_GRID, offsets.shape[1] - 1)
+    if not 0 <= most_words <= limit:
+        raise ValueError(f"most_words: expected 0 to {limit} words a request, got {most_words}")
     if not rows or not most_words:
         return
     _ban_kernel[(rows, most_words)](

@@ -40,13 +40,15 @@ BAN = ROWS | {
 def cases_history() -> list[Case]:
     four = {"num_warps": 4}
     return [
-        Case("history: penalise", history._penalise_kernel, PENALISE, {"BLOCK": history.VOCABULARY_BLOCK}, four),
+        Case(
+            "history: penalise", history._penalise_kernel, PENALISE, {"BLOCK": history.VOCABULARY_BLOCK}, four
+        ),
         Case("history: ban", history._ban_kernel, BAN, {"BLOCK": history.WORD_BLOCK}, four),
     ]
 
 
 def timings(device: torch.device) -> list[tuple[str, Callable[[], None], int]]:
-    """(name, launch, ideal bytes): 16 requests, 17 rows each, a vocabulary of 151936; tiny in the interpreter."""
+    """(name, launch, ideal bytes): 16 requests of 17 rows, V = 151936; tiny in the interpreter."""
     gpu = torch.device(device).type != "cpu"
     requests, width, gamma, vocabulary = (16, 17, 8, 151936) if gpu else (2, 3, 2, 300)
     rows = requests * width

@@ -3,13 +3,14 @@
 The engine under the control is the one of the positive checks; only the named part is replaced.
 """
 
+from collections import Counter
 from unittest import mock
 
 import pytest
 import torch
 from comparing import differences
 from engine_rig import engine, tree
-from prompts import short
+from prompts import short, tokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -160,21 +161,54 @@ def test_without_reordering_the_logprobs(plain, trees):
     )
 
 
-def test_penalties_on_branches(plain, trees):
-    """Stock penalties take earlier rows for history: wrong on branches, so such requests get chains."""
+def frequent_triples(outputs):
+    """The texts of the three tokens in a row that occur most often. Of two, a row holds all the history."""
+    triples = Counter()
+    for one in outputs:
+        triples.update(zip(one.ids, one.ids[1:], one.ids[2:], strict=False))
+    return [tokenizer().decode(list(triple)) for triple, _ in triples.most_common(6)]
+
+
+@pytest.mark.parametrize("name", ["penalties", "bad words"])
+def test_stages_that_do_not_follow_paths(plain, trees, greedy, expected, name):
+    """Penalties and bad words with no path at all, as if every row were the root's; penalties also as vLLM
+    has them, with the rows above for history.
+    """
     from vllm import SamplingParams
 
-    from specplug_vllm import model_state
+    from specplug_vllm.history import Paths, RowPaths
 
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=TOKENS,
-        ignore_eos=True,
-        repetition_penalty=1.4,
-        presence_penalty=0.8,
-        frequency_penalty=0.9,
-    )
-    expected = plain.generate(PROMPTS[:5], params)
-    assert differences(expected, trees.generate(PROMPTS[:5], params)) == []
-    with mock.patch.object(model_state, "chain_reasons", return_value=[]):
-        assert differences(expected, trees.generate(PROMPTS[:5], params))
+    stage = {"repetition_penalty": 1.4, "presence_penalty": 0.8, "frequency_penalty": 0.9}
+    if name == "bad words":
+        stage = {"bad_words": frequent_triples(expected[:4])}
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, **stage)
+    wanted = plain.generate(PROMPTS[:4], params)
+    assert differences(wanted, expected[:4])
+    assert differences(wanted, trees.generate(PROMPTS[:4], params)) == []
+    of = RowPaths.of
+
+    def rootless(*args):
+        return of(*args)._replace(depths=torch.zeros_like(of(*args).depths))
+
+    with mock.patch.object(RowPaths, "of", rootless):
+        assert differences(wanted, trees.generate(PROMPTS[:4], params))
+    if name == "penalties":
+        with mock.patch.object(Paths, "wanted", return_value=False):
+            assert differences(wanted, trees.generate(PROMPTS[:4], params))
+
+
+def test_a_grammar_that_follows_rows_instead_of_paths(plain, trees):
+    """vLLM's own masks advance the grammar from row to row: wrong on branches."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from specplug_vllm.grammar import TreeStructuredOutput
+
+    strict = StructuredOutputsParams(regex=r"[a-z_ =.()\n]{20}#[0-9]{3}\n")
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, structured_outputs=strict)
+    expected = plain.generate(PROMPTS, params)
+    assert differences(expected, trees.generate(PROMPTS, params)) == []
+    linear = StructuredOutputManager.grammar_bitmask
+    with mock.patch.object(TreeStructuredOutput, "grammar_bitmask", linear):
+        assert differences(expected, trees.generate(PROMPTS, params))

@@ -21,8 +21,10 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import _iter_request_chunks, get_max_chunk_logits
 
 import specplug.verify
+from specplug.processors import Ancestors, ancestors
 from specplug.ragged import window_index
 from specplug.verify import Walk, path_permutation
+from specplug_vllm.history import RowPaths, follow_paths
 
 if TYPE_CHECKING:
     from specplug_vllm.model_state import Step
@@ -40,6 +42,7 @@ class TreeSampler:
         self.state = state
         self.max_depth = max_depth
         self.walk = walk
+        self.paths = follow_paths(sampler)
 
     def __call__(
         self,
@@ -67,6 +70,10 @@ class TreeSampler:
                 slice(int(bounds[first]), int(bounds[last])) if len(chunks) > 1 else slice(0, logits.shape[0])
             )
             starts = input_batch.cu_num_logits[first : last + 1] - rows.start
+            index, inside = window_index(starts[:-1], starts.diff(), step.windows.rows.shape[1])
+            if self.state.branches and self.paths.wanted(input_batch.idx_mapping_np[first:last]):
+                path = self._path(step, slice(first, last), input_ids[rows][index])
+                self.paths.rows = RowPaths.of(path, index, inside, rows.stop - rows.start)
             sampled, processed = self.sampler.sample(
                 logits[rows],
                 input_batch.expanded_idx_mapping[rows],
@@ -78,10 +85,9 @@ class TreeSampler:
                 input_batch.seq_lens_cpu_upper_bound.numpy()[first:last],
                 return_logprobs=dims is not None,
             )
-            blocked = None if invalid_drafts is None else invalid_drafts[rows]
-            index, inside, result = self._walk(
-                step, slice(first, last), starts, sampled, input_ids[rows], blocked
-            )
+            self.paths.rows = None
+            blocked = None if invalid_drafts is None else invalid_drafts[rows][index]
+            result = self._walk(step, slice(first, last), sampled[index], input_ids[rows][index], blocked)
             walks.append(result)
             if dims is not None:
                 source = processed if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits[rows]
@@ -107,26 +113,33 @@ class TreeSampler:
             num_rejected=num_rejected,
         )
 
+    def _path(self, step: Step, requests: slice, input_ids: torch.Tensor) -> Ancestors:
+        """What each window row's past is beyond the root. ``input_ids``: [r, W] int32."""
+        nodes = input_ids.shape[1] - 1
+        return ancestors(
+            step.parents[requests, :nodes],
+            input_ids[:, 1:].long(),
+            step.windows.depths[requests, 1:],
+            max_depth=self.max_depth,
+        )
+
     def _walk(
         self,
         step: Step,
         requests: slice,
-        starts: torch.Tensor,  # [r + 1] int32, first logits row of each request
-        sampled: torch.Tensor,  # [l] int64
-        input_ids: torch.Tensor,  # [l] int32
-        blocked: torch.Tensor | None,  # [l] bool
-    ) -> tuple[torch.Tensor, torch.Tensor, Walk]:
-        width = step.windows.rows.shape[1]
-        index, inside = window_index(starts[:-1], starts.diff(), width)
-        result = self.walk(
-            step.parents[requests, : width - 1],
-            input_ids[index][:, 1:].long(),
+        sampled: torch.Tensor,  # [r, W] int64
+        input_ids: torch.Tensor,  # [r, W] int32
+        blocked: torch.Tensor | None,  # [r, W] bool
+    ) -> Walk:
+        nodes = sampled.shape[1] - 1
+        return self.walk(
+            step.parents[requests, :nodes],
+            input_ids[:, 1:].long(),
             step.live[requests],
-            sampled[index],
+            sampled,
             max_depth=self.max_depth,
-            blocked=None if blocked is None else blocked[index][:, 1:],
+            blocked=None if blocked is None else blocked[:, 1:],
         )
-        return index, inside, result
 
     def _logprobs(
         self,

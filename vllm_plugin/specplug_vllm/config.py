@@ -196,10 +196,13 @@ def create_tree_config(
     if options.planned:
         config.counters_file = metrics.create_file()
         metrics.serve(config.counters_file)
-        if args.scheduler_cls in (None, SCHEDULER):
-            args.scheduler_cls = SCHEDULER
-        else:
-            logger.warning("specplug: --scheduler-cls is kept; it reserves rows for whole trees at any load.")
+    if args.scheduler_cls in (None, SCHEDULER):
+        args.scheduler_cls = SCHEDULER
+    else:
+        logger.warning(
+            "specplug: --scheduler-cls is kept; requests with structured output draft chains%s.",
+            ", and it reserves rows for whole trees at any load" if options.planned else "",
+        )
 
     worker = "cpu_worker.CPUTreeWorker" if on_cpu else "cuda_worker.CUDATreeWorker"
     target_parallel_config.worker_cls = f"specplug_vllm.{worker}"

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.attention import Attention
 from specplug.verify import Walk
 from specplug.window import Windows, commit, lay_out_windows
 from specplug_kernels.ops import Attend, CacheMover
+from specplug_vllm import grammar
 from specplug_vllm.acceptance import TreeSampler
 from specplug_vllm.refusals import check_attention_layers
 
@@ -49,17 +50,13 @@ class Step:
     slot_mappings: torch.Tensor  # [groups, N] int64
 
 
-def chain_reasons(params: Any) -> list[str]:
+def chain_reasons(params: Any, vllm_config: Any) -> list[str]:
     """Why a request's drafts must be chains: stages of vLLM's sampler that read the tokens *before* a row
     take the rows above it for its history, which on a chain they are."""
     if params is None:
         return []
     reasons = {
-        "penalties": params.repetition_penalty != 1.0
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0,
-        "bad_words": bool(params.bad_words),
-        "structured_outputs": params.structured_outputs is not None,
+        "structured_outputs": params.structured_outputs is not None and not grammar.served(vllm_config),
         "thinking_token_budget": params.thinking_token_budget is not None,
     }
     return [name for name, wanted in reasons.items() if wanted]
@@ -89,7 +86,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
-            reasons = chain_reasons(new_req_data.sampling_params)
+            reasons = chain_reasons(new_req_data.sampling_params, self.vllm_config)
             if self._custom_processors:
                 reasons.append("custom logits processors")
             params = new_req_data.sampling_params

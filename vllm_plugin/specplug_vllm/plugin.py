@@ -2,9 +2,13 @@
 and the model-inspection subprocess, so it is light, re-entrant, and leaves vLLM as it was when it has nothing
 to do.
 
-The one wrapped vLLM function is ``EngineArgs.create_speculative_config``. There is no registry of speculative
-methods in vLLM (``SpeculativeConfig.method`` is a Literal and unknown keys are refused), so nothing else
-could accept ``"method": "ddtree"``. Delete the wrapper when vLLM has such a registry.
+Two vLLM functions are wrapped, and both wrappers hand on what is not about method ddtree:
+
+- ``EngineArgs.create_speculative_config``. There is no registry of speculative methods in vLLM
+  (``SpeculativeConfig.method`` is a Literal and unknown keys are refused), so nothing else could accept
+  ``"method": "ddtree"``. Delete the wrapper when vLLM has such a registry.
+- ``SamplingParams._validate_spec_decode``, which refuses ``min_p`` and ``logit_bias`` with any speculation. A
+  tree row is sampled as plain decoding samples it, these two included.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ def register() -> None:
         return
 
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
 
     original = getattr(EngineArgs, "create_speculative_config", None)
     if original is None:
@@ -67,6 +72,7 @@ def register() -> None:
         return
     if not hasattr(original, _MARK):
         EngineArgs.create_speculative_config = _accepting_ddtree(original)
+        SamplingParams._validate_spec_decode = _accepting_row_stages(SamplingParams._validate_spec_decode)
     _status = Status(True, "method ddtree is accepted")
     announce()
 
@@ -99,3 +105,17 @@ def _accepting_ddtree(original: Any) -> Any:
 
     setattr(create_speculative_config, _MARK, original)
     return create_speculative_config
+
+
+def _accepting_row_stages(original: Any) -> Any:
+    @functools.wraps(original)
+    def _validate_spec_decode(self: Any, speculative_config: Any) -> None:
+        if speculative_config is not None:
+            from specplug_vllm.config import TreeSpeculativeConfig
+
+            if isinstance(speculative_config, TreeSpeculativeConfig):
+                return
+        original(self, speculative_config)
+
+    setattr(_validate_spec_decode, _MARK, original)
+    return _validate_spec_decode

@@ -18,6 +18,7 @@ class TreeWorker:
             )
         self.register_attention()
         super().init_device()
+        from specplug_vllm.grammar import TreeTokensHandler, served
         from specplug_vllm.planning import engine_facts, plan
         from specplug_vllm.speculator import tree_speculator
 
@@ -25,6 +26,8 @@ class TreeWorker:
         self.facts = engine_facts(runner.vllm_config, runner.device)
         self.policy = plan(runner.vllm_config, self.facts)
         runner.speculator = tree_speculator(runner.vllm_config, runner.device)
+        if served(runner.vllm_config):
+            runner.draft_tokens_handler = TreeTokensHandler(runner.device, runner.speculator.store)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)

@@ -1,14 +1,14 @@
-"""Requests whose parameters read the tokens before a row: exact on chain-shaped trees, and counted.
-
-The rest of the parameters (logprobs, lengths, allowed tokens) must be exact on true trees.
-"""
+"""Every sampling parameter on true trees equals plain decoding; what needs chain-shaped ones is counted."""
 
 import re
+from unittest import mock
 
 import pytest
 from comparing import differences
 from engine_rig import engine, tree
 from prompts import short, tokenizer
+
+from specplug_vllm import model_state
 
 pytestmark = pytest.mark.vllm
 
@@ -31,20 +31,20 @@ JSON = {
 }
 # name -> (parameters, the reason counted for chain shape, or None where trees serve)
 CASES = {
-    "repetition penalty": (lambda: {"repetition_penalty": 1.4}, "penalties"),
-    "frequency and presence": (lambda: {"frequency_penalty": 0.9, "presence_penalty": 0.8}, "penalties"),
+    "repetition penalty": (lambda: {"repetition_penalty": 1.4}, None),
+    "frequency and presence": (lambda: {"frequency_penalty": 0.9, "presence_penalty": 0.8}, None),
     "penalties, seeded": (
         lambda: {"temperature": 0.8, "seed": 7, "frequency_penalty": 0.9, "max_tokens": 12},
-        "penalties",
+        None,
     ),
-    "bad words": (lambda: {"bad_words": ["self", "return", " the", " in"]}, "bad_words"),
+    "bad words": (lambda: {"bad_words": ["self", "return", " the", " in"]}, None),
     "regex": (
         lambda: {"structured_outputs": _structured(regex=REGEX), "ignore_eos": False},
-        "structured_outputs",
+        None,
     ),
     "json": (
         lambda: {"structured_outputs": _structured(json=JSON), "ignore_eos": False, "max_tokens": 40},
-        "structured_outputs",
+        None,
     ),
     "regex, seeded": (
         lambda: {
@@ -52,14 +52,14 @@ CASES = {
             "temperature": 0.9,
             "seed": 3,
         },
-        "structured_outputs",
+        None,
     ),
     "logprobs": (lambda: {"logprobs": 3}, None),
     "logprobs, seeded": (
         lambda: {"logprobs": 3, "temperature": 0.8, "seed": 5, "top_p": 0.9, "max_tokens": 12},
         None,
     ),
-    "logprobs and penalties": (lambda: {"logprobs": 2, "repetition_penalty": 1.2}, "penalties"),
+    "logprobs and penalties": (lambda: {"logprobs": 2, "repetition_penalty": 1.2}, None),
     "prompt logprobs": (lambda: {"prompt_logprobs": 2, "logprobs": 0}, None),
     "min tokens": (
         lambda: {"min_tokens": 16, "stop_token_ids": list(range(10, 130)), "ignore_eos": False},
@@ -67,6 +67,8 @@ CASES = {
     ),
     "stop tokens": (lambda: {"stop_token_ids": list(range(10, 40)), "ignore_eos": False}, None),
     "allowed tokens": (lambda: {"allowed_token_ids": list(range(100, 700))}, None),
+    "logit bias": (lambda: {"logit_bias": {11: 4.0, 200: -100.0, 300: 2.5}}, None),
+    "min p, seeded": (lambda: {"min_p": 0.1, "temperature": 1.1, "seed": 4, "max_tokens": 12}, None),
     "nothing special": (dict, None),
 }
 
@@ -115,17 +117,19 @@ def test_grammar_is_obeyed(trees):
     assert all(re.fullmatch(REGEX, text) for text in texts), texts
 
 
-def test_a_slot_that_held_a_chain_drafts_trees_again(trees):
+def test_a_slot_that_held_a_chain_drafts_trees_again(plain, trees):
     """One request at a time: each takes the slot the last one left."""
-    lengths = {}
-    for name in ("nothing special", "repetition penalty", "nothing special"):
-        with trees.traced() as trace:
-            trees.generate(PROMPTS[:1], params_of(name))
-        shapes = trees.runner.speculator.store.chain_only[:-1].sum()
-        lengths.setdefault(name, []).append((next(iter(trace.values())), int(shapes)))
-    (first, chains_first), (again, chains_again) = lengths["nothing special"]
+    prompt, params = PROMPTS[:1], params_of("nothing special")
+    expected, traces = plain.generate(prompt, params), []
+    for reasons in ([], ["for the test"], []):
+        counted = trees.state.chain_requests["for the test"]
+        with trees.traced() as trace, mock.patch.object(model_state, "chain_reasons", return_value=reasons):
+            assert differences(expected, trees.generate(prompt, params)) == []
+        assert trees.state.chain_requests["for the test"] - counted == len(reasons)
+        traces.append(next(iter(trace.values())))
+    first, chain, again = traces
     assert first == again
-    assert chains_first == chains_again
+    assert chain != first
 
 
 def assert_same_logprobs(expected, got):
