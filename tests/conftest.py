@@ -1,6 +1,10 @@
-"""Toy draft checkpoints with real, random weights, written by the safetensors library."""
+"""Toy draft checkpoints with real, random weights, written by the safetensors library; and Triton, loaded as
+an interpreter when kernel tests are among those asked for.
+"""
 
+import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +14,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+KERNELS = Path(__file__).resolve().parent / "kernels"
 HIDDEN, VOCAB, RANK, LAYERS, TAPS = 8, 32, 4, 2, (1, 3)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load Triton as an interpreter if tests/kernels may be collected and no GPU is to run them.
+
+    Triton chooses between compiler and interpreter when it is imported, and Transformers imports it: so
+    before any test module is. The environment is left as it was; see tests/kernels/conftest.py.
+    """
+    asked = [Path(config.invocation_params.dir, arg.partition("::")[0]).resolve() for arg in config.args]
+    wanted = any(path == KERNELS or KERNELS in path.parents or path in KERNELS.parents for path in asked)
+    available = all(importlib.util.find_spec(name) for name in ("triton", "specplug_rig"))
+    if not (wanted and available) or os.environ.get("SPECPLUG_KERNEL_DEVICE", "cpu") != "cpu":
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("specplug_rig.interpreter").install()
 
 
 def _tensors(kind: str, *, draft_vocab: int, seed: int) -> dict[str, torch.Tensor]:

@@ -148,7 +148,7 @@ def test_bad_words_follow_paths(device, guarded, requests, budget, seed):
 
 
 def test_long_bad_words(device):
-    """Longer than a block of the comparison, half of it on the path, and one that differs in its first token."""
+    """Longer than a block of the comparison, half of it on the path; one differs in its first token."""
     long = list(range(1, 21))
     words = torch.tensor([long, [30, *long[1:]]], dtype=torch.int32).flatten()[None]
     path = torch.tensor([[18, 19]])
