@@ -104,6 +104,7 @@ def step():
     accepted = []
     state = SimpleNamespace(
         step=SimpleNamespace(windows=windows, parents=padded, live=torch.tensor(LIVE, dtype=torch.int32)),
+        branches=True,
         tree_positions=lambda rows: positions[rows],
         accepted=accepted.append,
     )
@@ -114,7 +115,8 @@ def run(step, num_logprobs=None, invalid=None):
     from specplug_vllm.acceptance import TreeSampler
 
     sampler = ArgmaxSampler(num_logprobs)
-    output = TreeSampler(sampler, step.state, DEPTH)(step.logits, step.batch, None, invalid)
+    no_paths = SimpleNamespace(rows=None, wanted=lambda slots: False)
+    output = TreeSampler(sampler, step.state, DEPTH, no_paths)(step.logits, step.batch, None, invalid)
     return sampler, output
 
 

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.vllm
 
 DEPTH, BUDGET, CANDIDATES, TOKENS = 2, 5, 4, 5
 LAYERS, TAPS, VIEWS = 4, 3, 2  # of the target: layers, captured features; keys and values apart on a CPU
-PROMPTS = short(24)
+COUNT = 16
+PROMPTS = short(COUNT)
 
 VERIFY = {
     "ancestor_words_kernel": 1,
@@ -70,20 +71,20 @@ def table(rig, tmp_path_factory):
 def run(running, params=None):
     """(outputs, tokens a round by prompt, our host reads, launches a step)."""
     with host_reads(running) as reads, launches(running) as steps, running.traced() as trace:
-        got = running.generate(PROMPTS, params or sampling(24))
+        got = running.generate(PROMPTS, params or sampling(COUNT))
     rounds = [tokens for _, tokens in sorted(trace.items(), key=lambda item: int(item[0]))]
     return got, rounds, reads.found, steps
 
 
 @pytest.mark.parametrize("draft", ["dflash", "dspark"])
 def test_triton_is_torch_is_plain(plain, draft):
-    expected = plain.generate(PROMPTS, sampling(24))
-    with engine(options(draft, "torch"), max_num_seqs=24) as running:
+    expected = plain.generate(PROMPTS, sampling(COUNT))
+    with engine(options(draft, "torch"), max_num_seqs=COUNT) as running:
         got, rounds, reads, steps = run(running)
         assert differences(expected, got) == []
         assert reads == {}
         assert not any(steps), "kernels: torch launched one of ours"
-    with engine(options(draft, "triton"), max_num_seqs=24) as running:
+    with engine(options(draft, "triton"), max_num_seqs=COUNT) as running:
         got, same_rounds, reads, steps = run(running)
         assert differences(expected, got) == []
         # The same trees were drafted: every round of every request emits as many tokens.
@@ -131,10 +132,18 @@ def test_other_attention_backends_are_refused_on_cuda(backend):
 
 
 def test_budgets_of_a_cost_table(plain, table):
-    """And one request with a penalty, which drafts chains."""
-    params = sampling(24)
+    """And one request that drafts chains."""
+    from specplug_vllm import model_state
+
+    params = sampling(COUNT)
     params[0].repetition_penalty = 1.3
-    with engine(options("dspark", "triton", cost_table=table, online=False), max_num_seqs=24) as running:
+    chains = mock.patch.object(
+        model_state,
+        "chain_reasons",
+        lambda asked, _: ["thinking_token_budget"] if asked.repetition_penalty > 1 else [],
+    )
+    options_ = options("dspark", "triton", cost_table=table, online=False)
+    with engine(options_, max_num_seqs=COUNT) as running, chains:
         got, rounds, reads, steps = run(running, params)
         kept = torch.tensor([step["_admit_kernel"] for step in steps])
     assert differences(plain.generate(PROMPTS, params), got) == []

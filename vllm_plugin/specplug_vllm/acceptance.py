@@ -24,7 +24,7 @@ import specplug.verify
 from specplug.processors import Ancestors, ancestors
 from specplug.ragged import window_index
 from specplug.verify import Walk, path_permutation
-from specplug_vllm.history import RowPaths, follow_paths
+from specplug_vllm.history import Paths, RowPaths
 
 if TYPE_CHECKING:
     from specplug_vllm.model_state import Step
@@ -36,13 +36,18 @@ class TreeSampler:
     enable_adaptive_verification = False  # read by v1/worker/gpu/warmup.py
 
     def __init__(
-        self, sampler: Any, state: Any, max_depth: int, walk: Callable[..., Walk] = specplug.verify.walk
+        self,
+        sampler: Any,
+        state: Any,
+        max_depth: int,
+        paths: Paths,
+        walk: Callable[..., Walk] = specplug.verify.walk,
     ) -> None:
         self.sampler = sampler
         self.state = state
         self.max_depth = max_depth
         self.walk = walk
-        self.paths = follow_paths(sampler)
+        self.paths = paths
 
     def __call__(
         self,

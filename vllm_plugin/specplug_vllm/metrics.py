@@ -33,8 +33,6 @@ COUNTERS: dict[str, tuple[str, tuple[str, tuple[str, ...]] | None]] = {
         (
             "reason",
             (
-                "penalties",
-                "bad_words",
                 "structured_outputs",
                 "thinking_token_budget",
                 "custom_logits_processors",

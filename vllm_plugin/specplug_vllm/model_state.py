@@ -20,6 +20,7 @@ from specplug.window import Windows, commit, lay_out_windows
 from specplug_kernels.ops import Attend, CacheMover
 from specplug_vllm import grammar
 from specplug_vllm.acceptance import TreeSampler
+from specplug_vllm.history import follow_paths
 from specplug_vllm.refusals import check_attention_layers
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             stock_processors = 3  # logit bias, penalties, bad words
             self._custom_processors = len(sampler.logits_processors) > stock_processors
             self._req_states = sampler.req_states
-            return sampler, TreeSampler(sampler, self, speculator.depth, speculator.ops.walk)
+            paths = follow_paths(sampler)
+            return sampler, TreeSampler(sampler, self, speculator.depth, paths, speculator.ops.walk)
 
         def add_request(self, req_index: int, new_req_data: Any) -> None:
             super().add_request(req_index, new_req_data)
