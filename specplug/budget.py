@@ -101,8 +101,8 @@ def best_total(
 class Planner:
     """The budget of one engine. Bounded memory: two samples of 512 rows, 16 curves, the corrections.
 
-    ``reason`` is "" or why nothing is trimmed: without an informative table every round drafts trees and
-    verifies all of their nodes.
+    ``reason`` is "" or why nothing is trimmed: without an informative table every round drafts trees (chains,
+    where the host drafts nothing else) and verifies all of their nodes.
     """
 
     def __init__(
@@ -113,16 +113,18 @@ class Planner:
         depth: int,  # most nodes of a chain
         min_gain: float = 0.02,  # what a costlier shape must bring over the cheaper one
         online: bool = True,  # correct seconds and tokens by what is observed
+        trees: bool = True,  # False: the host drafts chains alone
     ) -> None:
         """Raises ValueError for a budget or depth below 1, or a gain outside [0, 1)."""
         if budget < 1 or depth < 1:
             raise ValueError(f"budget and depth: expected at least 1, got {budget} and {depth}")
         self.reason = "" if table.informative else table.reason
         self._online, self._budget = online, max(budget, depth)
-        self._choice = ShapeChoice(min_gain=min_gain)
+        self._usual: Shape = "tree" if trees else "chain"
+        self._choice = ShapeChoice(min_gain=min_gain, first=self._usual)
         self._prices = Prices(table)
         self._acceptance = AcceptanceCorrection()
-        self._prospects = Prospects(self._prices, self._acceptance, budget=budget, depth=depth)
+        self._prospects = Prospects(self._prices, self._acceptance, budget=budget, depth=depth, trees=trees)
 
     def draft(self, requests: int, *, context: float) -> Shape:
         """The shape to draft for ``requests`` of ``context`` mean committed tokens; "plain" = do not draft.
@@ -132,10 +134,10 @@ class Planner:
         if requests < 1:
             return "plain"
         if self.reason:
-            return "tree"
+            return self._usual
         seen = self._prospects.of(requests, context)
         # A tree shows its chain too; plain steps and chains are only probed for what they cost.
-        probes: Container[Shape] = seen.outlooks if self._online else ("tree",)
+        probes: Container[Shape] = seen.outlooks if self._online else (self._usual,)
         shape = self._choice.choose(seen.outlooks, probes=probes)
         if shape == "plain" != self._choice.current:
             self._choice.probed("plain", paid=False)
@@ -151,10 +153,12 @@ class Planner:
         context: float,  # mean committed tokens of the requests
         shape: Shape,  # what the survivals were drafted as
         chain: NDArray[np.float32] | None = None,  # [R, gamma] survivals of the trees' greedy chains
+        known: NDArray[np.bool_] | None = None,  # [R] whose survivals are a draft's; None: everybody's
     ) -> Plan:
         """The nodes to verify of drafts at hand. The survivals may be some steps old (a host that reads late
         uses ``nodes`` only and lets the device `allocate`). Chains are only drafted where trees come with
-        ``chain``, see `specplug.greedy`.
+        ``chain``, see `specplug.greedy`. Survivals that are not ``known`` are a guess: planned with, not
+        learned from.
 
         Raises ValueError as `allocate`, for more emitting requests than rows that run, for trees wider than
         the budget, and for chains of another number of requests.
@@ -182,9 +186,11 @@ class Planner:
             return Plan(none, 0, float(emitting), plain + drafting, plain / (plain + drafting))
         curve = self._prices.step(shape, requests, base_tokens, ranked.live, context)
         rate = self._prospects.rate(self._choice.current, emitting, context)
-        self._prospects.remember(shape, np.asarray(survival), np.asarray(caps) > 0, chain)
+        drafted = np.asarray(caps) > 0 if known is None else (np.asarray(caps) > 0) & known
+        if drafted.any():
+            self._prospects.remember(shape, np.asarray(survival), drafted, chain)
         peak = _peak(ranked, curve, plain=plain, emitting=emitting, scale=scale, rate=rate, sunk=drafting)
-        if shape != self._choice.current:
+        if shape != self._choice.current and drafted.any():
             self._choice.probed(shape, paid=rate is not None and peak.tokens > rate * peak.seconds)
         gain = peak.tokens / peak.seconds * plain / emitting
         return Plan(_cut(ranked, peak.nodes), *peak, gain)

@@ -29,6 +29,7 @@ def choose_policy(
     *,
     budget: int,  # most nodes of a request
     depth: int,  # most nodes of a chain
+    trees: bool = True,  # False: the engine drafts chains alone
     logger: logging.Logger,
 ) -> Policy:
     """The policy of one engine; says in the log which and why.
@@ -52,7 +53,7 @@ def choose_policy(
             )
         logger.warning("specplug: %s. Used all the same: cost_table_mismatch is warn.", text)
     online = options.online and here.tensor_parallel == 1
-    policy = Planner(table, budget=budget, depth=depth, min_gain=options.min_gain, online=online)
+    policy = Planner(table, budget=budget, depth=depth, min_gain=options.min_gain, online=online, trees=trees)
     logger.info(
         "specplug: budgets from the cost table %s (%s), %s%s.",
         options.cost_table,

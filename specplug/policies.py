@@ -37,6 +37,7 @@ class Policy(Protocol):
         context: float,  # mean committed tokens
         shape: Shape,  # of what was drafted
         chain: NDArray[np.float32] | None = None,  # [R, gamma] a(v) of the greedy chains
+        known: NDArray[np.bool_] | None = None,  # [R] whose survivals are a draft's; None: everybody's
     ) -> Plan:
         """How many nodes of each request to verify."""
 
@@ -70,6 +71,7 @@ class FullTrees:
         context: float,
         shape: Shape,
         chain: NDArray[np.float32] | None = None,
+        known: NDArray[np.bool_] | None = None,
     ) -> Plan:
         counts = self.counts(survival, caps)
         taken = np.arange(survival.shape[1]) < counts[:, None]

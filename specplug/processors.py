@@ -86,6 +86,18 @@ def add_bias(
     return logits.float().scatter_add(2, tokens[:, None].expand(shape), values[:, None].expand(shape))
 
 
+def above_min_p(
+    logits: torch.Tensor,  # [N, V] any float dtype
+    *,
+    temperatures: torch.Tensor,  # [N, 1] above 0
+    min_p: torch.Tensor,  # [N] 0..1
+) -> torch.Tensor:
+    """The logits, -inf below ``min_p`` of the likeliest token's probability; 0 forbids nothing."""
+    probabilities = (logits / temperatures).softmax(-1)
+    floor = probabilities.amax(-1, keepdim=True) * min_p[:, None]
+    return logits.masked_fill(probabilities < floor, float("-inf"))
+
+
 class BadWords(NamedTuple):
     """Forbidden token sequences, K of at most L tokens a request, aligned to the *end* of the last axis."""
 

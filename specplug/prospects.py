@@ -10,7 +10,8 @@ serve the same work with every request in the batch as long as it has tokens: it
 mean *token* of the latest rounds, not of a mean request, where the host tells it.
 
 A tree that was never drafted gets the benefit of the doubt for `OPTIMISTIC` drafts: one whole path of it
-is accepted. A host that does not tell the chain of its trees has no chain outlook.
+is accepted; so does a chain where a host drafts chains alone. A host that does not tell the chain of its
+trees has no chain outlook.
 """
 
 from __future__ import annotations
@@ -47,8 +48,17 @@ class Seen(NamedTuple):
 class Prospects:
     """The samples of chains and trees, and the outlooks made of them. Bounded memory."""
 
-    def __init__(self, prices: Prices, acceptance: AcceptanceCorrection, *, budget: int, depth: int) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        acceptance: AcceptanceCorrection,
+        *,
+        budget: int,
+        depth: int,
+        trees: bool = True,  # False: chains alone are drafted
+    ) -> None:
         self._prices, self._acceptance, self._depth = prices, acceptance, depth
+        self._drafts_trees = trees
         self._trees, self._of_trees = RecentRows(max(budget, depth)), RecentRows(depth)  # of the same rounds
         self._chains = RecentRows(depth)  # of all rounds that drafted
         self._hope = np.ones((1, min(budget, depth)), np.float32)
@@ -110,7 +120,8 @@ class Prospects:
 
     def rate(self, shape: Shape, requests: int, context: float) -> float | None:
         """Tokens a second of a shape in use; None while its outlook is a hope."""
-        if shape != "plain" and len(self._trees) < OPTIMISTIC:
+        drafts = self._trees if self._drafts_trees else self._chains
+        if shape != "plain" and len(drafts) < OPTIMISTIC:
             return None
         seen = self._seen.get((rounded_requests(requests), rounded_context(context)))
         found = (seen or self.of(requests, context)).outlooks.get(shape)
@@ -124,6 +135,9 @@ class Prospects:
 
         served = plain if not self._skew else self._plain(requests, context * math.exp(self._skew))
         outlooks: dict[Shape, Outlook] = {"plain": Outlook(float(requests), served)}
+        if not self._drafts_trees:
+            rows = self._chains.newest(at_least=OPTIMISTIC, otherwise=self._hope)
+            return Seen(outlooks | {"chain": look("chain", rows)}, self._round)
         tree = look("tree", self._trees.newest(at_least=OPTIMISTIC, otherwise=self._hope))
         if len(self._of_trees):
             chain = look("chain", self._chains.newest())

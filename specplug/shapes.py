@@ -32,12 +32,12 @@ SAVED_PROBES = 8  # the savings are worth at most so many probes, to answer a su
 class ShapeChoice:
     """The state of the choice: the shape in use, the savings, and each shape's probing interval."""
 
-    def __init__(self, *, min_gain: float) -> None:
-        """Raises ValueError for a negative gain."""
+    def __init__(self, *, min_gain: float, first: Shape = "tree") -> None:
+        """``first``: in use until a choice is made. Raises ValueError for a negative gain."""
         if not 0 <= min_gain < 1:
             raise ValueError(f"min_gain: expected a share in [0, 1), got {min_gain}; 0.02 is 2 %")
         self.min_gain = min_gain
-        self.current: Shape = "tree"
+        self.current = first
         self._savings = 0.0  # seconds
         self._waited = dict.fromkeys(SHAPES, 0)  # rounds since the shape was last drafted
         self._interval = dict.fromkeys(SHAPES, SHORTEST)

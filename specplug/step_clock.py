@@ -27,8 +27,9 @@ class StepClock:
         return event
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Between two stamps."""
-        return first.elapsed_time(last) / 1000 if self.on_gpu else last - first
+        """Between two stamps, at least 0: the kernel books a wait late, so that a short stretch may lose more
+        than it took."""
+        return first.elapsed_time(last) / 1000 if self.on_gpu else max(0.0, last - first)
 
     def begin(self, requests: Iterable[str]) -> Any:
         """Where a step of these requests begins: in a busy engine where the last one ended, because

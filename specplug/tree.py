@@ -52,10 +52,26 @@ class DraftTree:
             counts=torch.zeros(requests, dtype=torch.int32, device=device),
         )
 
+    @classmethod
+    def chain(
+        cls,
+        tokens: torch.Tensor,  # [R, gamma] int64
+    ) -> DraftTree:
+        """Chains as the trees they are, every score 0."""
+        places = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device).expand_as(tokens)
+        scores = torch.zeros(tokens.shape, device=tokens.device)
+        return cls(
+            tokens=tokens, parents=places - 1, depths=places + 1, scores=scores, counts=places[:, -1] + 1
+        )
+
     @property
     def budget(self) -> int:
         """Width B: most nodes a request of this batch can hold."""
         return self.tokens.shape[1]
+
+    def to(self, device: torch.device | str) -> DraftTree:
+        """The same trees on a device."""
+        return DraftTree(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def select(
         self,
@@ -129,3 +145,20 @@ def ancestor_mask(
         seen.scatter_(2, row[:, :, None], True)
         row = above.gather(1, row)
     return seen
+
+
+def sibling_links(
+    parents: torch.Tensor,  # [R, B] int32, -1 = root
+    counts: torch.Tensor,  # [R] int32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """First child and next sibling of every window row, -1 = none, both [R, B + 1] int64.
+
+    Memory: R * (B + 1)^2 bytes.
+    """
+    rows = torch.arange(parents.shape[1] + 1, device=parents.device)
+    above = torch.nn.functional.pad(parents.long() + 1, (1, 0), value=-1)  # [R, W] the parent's row
+    above = torch.where(rows <= counts[:, None], above, -1)
+    child = above[:, None, :] == rows[:, None]  # [R, W, W] row j is a child of row i
+    sibling = (above[:, None, :] == above[:, :, None]) & (rows > rows[:, None]) & (above >= 0)[..., None]
+    first, following = (torch.where(one.any(2), one.int().argmax(2), -1) for one in (child, sibling))
+    return first, following

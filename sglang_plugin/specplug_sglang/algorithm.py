@@ -15,7 +15,6 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.checkpoint import check_pair
 from specplug_sglang import config
-from specplug_sglang.hooks import check_hooks
 from specplug_sglang.refusals import check_engine
 
 logger = logging.getLogger(__name__)
@@ -77,10 +76,10 @@ class TreeAlgorithm(CustomSpecAlgo):
         from sglang.srt.speculative.ragged_verify import read_ragged_verify_mode
         from sglang.srt.utils.hf_transformers_utils import get_config
 
-        from specplug_sglang.install import unapplied
+        from specplug_sglang.install import faults_here
 
         config.request()
-        faults = [f"{hook.name}: {hook.detail}" for hook in check_hooks() if not hook.ok] or unapplied()
+        faults = faults_here()
         if faults:
             raise ValueError(
                 f"specplug refuses DDTREE on this SGLang: {'; '.join(faults)}. Install an SGLang that "

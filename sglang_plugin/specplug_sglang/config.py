@@ -12,15 +12,10 @@ every scheduler rank from the same flags and the same file.
 from __future__ import annotations
 
 import functools
-import json
-import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from specplug.checkpoint import DraftCheckpoint, read_draft
-from specplug.config import TreeOptions, parse_options, resolve_depth
-from specplug.planning import check_files
-from specplug.serving import TREE, serving
+from specplug.options_file import merged, read_options
+from specplug.served_draft import ServedDraft, served_draft
 
 CONFIG = "SPECPLUG_CONFIG"
 ALGORITHM = "DDTREE"
@@ -49,28 +44,14 @@ class Flags(NamedTuple):
             cost_table=view.speculative_dspark_sps_table_path,
         )
 
-
-class Settings(NamedTuple):
-    """DDTREE as it will run."""
-
-    options: TreeOptions
-    checkpoint: DraftCheckpoint
-    depth: int  # gamma
-
-    @property
-    def budget(self) -> int:
-        """Nodes of a tree, the root not counted."""
-        return self.options.tree_budget
-
-    @property
-    def width(self) -> int:
-        """Rows of a verify window."""
-        return self.budget + 1
-
-    @property
-    def query_rows(self) -> int:
-        """Rows of the draft's block."""
-        return self.depth + (self.checkpoint.layout == "fill_in")
+    def merged(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The file's options and those of the flags, which must agree."""
+        flags = {
+            "tree_budget": ("--speculative-num-draft-tokens", self.rows and self.rows - 1),
+            "num_speculative_tokens": ("--speculative-dspark-block-size", self.depth),
+            "cost_table": ("--speculative-dspark-sps-table-path", self.cost_table),
+        }
+        return merged(content, flags, variable=CONFIG)
 
 
 def read_config_file() -> dict[str, Any]:
@@ -78,48 +59,21 @@ def read_config_file() -> dict[str, Any]:
 
     Raises ValueError for a file that is missing, is not a JSON object, or names the draft.
     """
-    name = os.environ.get(CONFIG)
-    if not name:
-        return {}
-    try:
-        content = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{CONFIG}: cannot read {name}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{CONFIG}: {name} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{CONFIG}: {name}: expected a JSON object, got {type(content).__name__}")
+    content = read_options(CONFIG)
     if "model" in content:
-        raise ValueError(f"{CONFIG}: {name}: model: SGLang takes it from --speculative-draft-model-path")
+        raise ValueError(f"{CONFIG}: model: SGLang takes it from --speculative-draft-model-path")
     return content
 
 
 @functools.cache
-def resolve(flags: Flags) -> Settings:
-    """Raises ValueError for a missing draft, an unknown or impossible option, files that cannot be used, and
-    a draft that this adapter does not serve."""
+def resolve(flags: Flags) -> ServedDraft:
+    """Raises ValueError for a missing draft, and as `specplug.served_draft.served_draft`."""
     if flags.draft is None:
         raise ValueError(f"{ALGORITHM} needs a draft; name it with --speculative-draft-model-path")
-    raw = read_config_file()
-    raw.pop("dspark", None)  # read by specplug_sglang.dspark
-    for key, flag, value in (
-        ("tree_budget", "--speculative-num-draft-tokens", flags.rows and flags.rows - 1),
-        ("num_speculative_tokens", "--speculative-dspark-block-size", flags.depth),
-        ("cost_table", "--speculative-dspark-sps-table-path", flags.cost_table),
-    ):
-        if value is None:
-            continue
-        if raw.setdefault(key, value) != value:
-            raise ValueError(f"{key}: {CONFIG} says {raw[key]!r} and {flag} says {value!r}; keep one")
-    options, _ = parse_options({**raw, "model": flags.draft})
-    check_files(options)
-    draft = read_draft(flags.draft, revision=flags.revision)
-    ways = serving(draft, model=flags.draft, target=flags.model)
-    refusal = next(way.reason for way in ways if (way.engine, way.way) == ("SGLang", TREE))
-    if refusal is not None:
-        raise ValueError(refusal)
-    # A tree of B nodes is at most B deep, and the draft's block shares the verify window's B + 1 slots.
-    return Settings(options, draft, min(resolve_depth(options, draft), options.tree_budget))
+    content = read_config_file()
+    content.pop("dspark", None)  # read by specplug_sglang.dspark
+    raw = {**flags.merged(content), "model": flags.draft}
+    return served_draft(raw, engine="SGLang", target=flags.model, revision=flags.revision)
 
 
 _requested = False
@@ -142,7 +96,7 @@ def active() -> bool:
         return _requested
 
 
-def settings() -> Settings:
+def settings() -> ServedDraft:
     """The settings of a process whose arguments are published."""
     from sglang.srt.runtime_context import get_model, get_spec
 

@@ -12,25 +12,23 @@ from typing import Any
 import torch
 from sglang.srt.lora.layers import unwrap_lora_layer
 
-from specplug.calibration import Coefficients, calibrated, read_calibration
-from specplug.candidates import factorised
-from specplug.cost import Shape
-from specplug.ddtree import greedy_chain
+from specplug.calibration import Coefficients, read_calibration
+from specplug.cost_curves import Shape
 from specplug.draft_heads import build_heads
-from specplug.drafting import draft_tree
-from specplug.markov import conditioned
+from specplug.drafting import Drafted, draft_shape
+from specplug.served_draft import ServedDraft
 from specplug.tree import DraftTree
-from specplug_sglang.config import Settings
+from specplug_sglang.sampling import temperatures
 
 
 class TreeDrafter:
     """One a worker."""
 
-    def __init__(self, worker: Any, settings: Settings) -> None:
+    def __init__(self, worker: Any, settings: ServedDraft) -> None:
         """``worker``: a DSPARK worker whose draft is loaded. Raises ValueError for a head that is split over
         ranks: trees rank the whole vocabulary."""
         self._worker, self._settings = worker, settings
-        self._head = None
+        self._head = self._calibration = None
         if settings.checkpoint.markov_head is not None:
             if worker.draft_model.markov_head.vocab_shard is not None:
                 raise ValueError(
@@ -39,30 +37,30 @@ class TreeDrafter:
                 )
             tensors = dict(worker.draft_model.named_parameters())
             self._head = build_heads(replace(settings.checkpoint, confidence_head=False), tensors).markov
-        self._coefficients = None
         if settings.options.calibration is not None:
             fitted = read_calibration(settings.options.calibration)
-            self._coefficients = Coefficients.of(fitted, worker.device)
+            self._calibration = Coefficients.of(fitted, worker.device)
 
-    def draft(self, batch: Any, slots: Any, shape: Shape) -> DraftTree:
+    def draft(self, batch: Any, slots: Any, shape: Shape) -> Drafted:
         """The trees of a batch, fields [R, B]; "plain": nothing is drafted, "chain": one path a request.
 
         ``slots``: the verify windows' cache slots, of which the block takes the first.
         """
         if shape == "plain":
-            return DraftTree.empty(len(batch.seq_lens), self._settings.budget, batch.seq_lens.device)
+            empty = DraftTree.empty(len(batch.seq_lens), self._settings.budget, batch.seq_lens.device)
+            return Drafted(empty, empty.scores)
         logits, anchors, hidden = self._block(batch, slots)
-        tree = self._chain(logits, anchors, hidden) if shape == "chain" else None
-        if tree is None:
-            tree = draft_tree(
-                logits,
-                self._settings.budget,
-                head=self._head,
-                anchors=anchors,
-                hidden=hidden,
-                candidates=self._settings.options.candidates,
-            )
-        return tree if self._coefficients is None else self._calibrated(tree, batch.sampling_info)
+        return draft_shape(
+            shape,
+            logits,
+            self._settings.budget,
+            head=self._head,
+            anchors=anchors,
+            hidden=hidden,
+            candidates=self._settings.options.candidates,
+            calibration=self._calibration,
+            temperatures=temperatures(batch.sampling_info),
+        )
 
     def _block(self, batch: Any, slots: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Base logits [R, gamma, V], the tokens they follow [R], and their hidden states [R, gamma, H]."""
@@ -81,27 +79,3 @@ class TreeDrafter:
                 logits, _ = worker.draft_model.compute_base_logits(drafted.raw_hidden)
         logits = logits.view(requests, self._settings.depth, -1)
         return logits, drafted.draft_block_ids[:, 0], drafted.draft_hidden_3d
-
-    def _chain(
-        self,
-        logits: torch.Tensor,  # [R, gamma, V]
-        anchors: torch.Tensor,  # [R] int64
-        hidden: torch.Tensor,  # [R, gamma, H]
-    ) -> DraftTree | None:
-        """The greedy chains, padded to B nodes; None under a head whose bias depends on the whole path."""
-        if self._head is None:
-            table = factorised(logits, 1)
-        elif self._head.kind == "rnn":
-            return None
-        else:
-            candidates = self._settings.options.candidates
-            table = conditioned(logits, self._head, anchors, candidates, hidden=hidden)
-        everybody = torch.ones_like(anchors, dtype=torch.bool)
-        empty = DraftTree.empty(len(anchors), self._settings.budget, anchors.device)
-        return greedy_chain(table).select(everybody, empty)
-
-    def _calibrated(self, tree: DraftTree, info: Any) -> DraftTree:
-        """The tree in the order of calibrated scores. SGLang writes a greedy request as top-k of 1."""
-        temperatures = info.temperatures.view(-1).masked_fill(info.top_ks.view(-1) <= 1, 0.0)
-        depth = self._settings.depth
-        return calibrated(tree, self._coefficients, temperatures.float(), max_depth=depth).tree

@@ -3,8 +3,8 @@
 Everything else stays stock, the kernels and the device's ranking of live survivals among them. A DSPARK chain
 is drawn from the draft, so its budget keeps SGLang's causal rule: the total comes from survivals of two
 steps ago. SGLANG_RAGGED_VERIFY_MODE keeps its meaning: static verifies whole chains, cap-accept computes them
-and accepts what the budget would verify, compact computes that alone.
-DSPARK drafts every round, so a step's total is the one of most tokens a second in that step, draft included.
+and accepts what the budget would verify, compact computes that alone, and drafts nothing in a round that is
+better decoded plainly.
 
 ``SPECPLUG_DISABLE=1``, or ``"dspark": false`` in the file SPECPLUG_CONFIG names, leaves SGLang's as it is.
 The other keys it may hold for DSPARK are `KEYS`; the table may also come with
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specplug.config import TreeOptions, parse_options
+from specplug.options_file import merged
 from specplug.planning import check_files
+from specplug.relay import SHAPES, SurvivalRelay
 from specplug.sts import read_sts
 from specplug_sglang import config
 from specplug_sglang.plugin import STRICT
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from specplug.budget import Plan
+    from specplug.cost_curves import Shape
     from specplug.policies import Policy
 
 logger = logging.getLogger(__name__)
@@ -43,25 +46,34 @@ _upgraded = False
 
 
 class ChainBudget:
-    """The total of a step, in place of SGLang's ``compute_verify_token_budget``."""
+    """What a step drafts and its total, in place of SGLang's ``compute_verify_token_budget``."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, depth: int) -> None:
         self.policy = policy
-        self.context = 0.0  # mean committed tokens of the batch
         self.plan: Plan | None = None  # of the step under way
+        self.shape: Shape = "chain"  # of the step under way
+        self._relay = SurvivalRelay(budget=depth, depth=depth)
+        self._context = 0.0  # mean committed tokens of the batch
+
+    def choose(self, batch: Any) -> None:
+        """The shape of the coming step, before its total."""
+        if batch.seq_lens_cpu is not None and len(batch.seq_lens_cpu):
+            self._context = float(batch.seq_lens_cpu.float().mean())
+        self.shape = self.policy.draft(len(batch.reqs), context=self._context)
 
     def total(self, survival: torch.Tensor) -> Plan:
-        """``survival``: [R, gamma] fp32 on the host, non-increasing, of SGLang's lagged confidences."""
+        """``survival``: [R, gamma] fp32 on the host, non-increasing, of SGLang's lagged confidences; 0 in the
+        rows of a step that drafted nothing."""
         rows = survival.numpy()
         rows = np.where(rows >= MIN_SURVIVAL, rows, 0).astype(np.float32)
-        requests = len(rows)
-        self.plan = self.policy.verify(
-            rows,
-            np.full(requests, rows.shape[1], np.int32),
-            base_tokens=requests,
-            emitting=requests,
-            context=self.context,
-            shape="chain",
+        # SGLang takes a request it has not seen for certain, to the last token.
+        drafted = SHAPES.index("chain") * ((rows[:, :1] > 0) & (rows[:, -1:] < 1))
+        self.plan = self._relay.plan(
+            self.policy,
+            np.concatenate([rows, rows, drafted], 1, dtype=np.float32),
+            np.ones(len(rows), bool),
+            shape=self.shape,
+            context=self._context,
         )
         return self.plan
 
@@ -96,12 +108,8 @@ def options(view: Any) -> TreeOptions:
         if key in TreeOptions.__struct_fields__ and key not in KEYS:
             known = ", ".join(sorted({*KEYS, SWITCH}))
             raise ValueError(f"{config.CONFIG}: {key} is for DDTREE; DSPARK takes {known}")
-    flag = view.speculative_dspark_sps_table_path
-    if flag and raw.setdefault("cost_table", flag) != flag:
-        raise ValueError(
-            f"cost_table: {config.CONFIG} says {raw['cost_table']!r} and --speculative-dspark-sps-table-path "
-            f"says {flag!r}; keep one"
-        )
+    table = "--speculative-dspark-sps-table-path", view.speculative_dspark_sps_table_path or None
+    raw = merged(raw, {"cost_table": table}, variable=config.CONFIG)
     parsed, _ = parse_options({**raw, "model": view.speculative_draft_model_path or ALGORITHM})
     check_files(parsed)
     if view.speculative_dspark_confidence_sts_path:
@@ -123,10 +131,9 @@ def _create_worker(original: Any, self: Any, server_args: Any) -> Any:
     stock = original(self, server_args)
     if self.name != ALGORITHM:
         return stock
-    from specplug_sglang.hooks import check_hooks
-    from specplug_sglang.install import unapplied
+    from specplug_sglang.install import faults_here
 
-    faults = unapplied() or [f"{hook.name}: {hook.detail}" for hook in check_hooks() if not hook.ok]
+    faults = faults_here()
     if faults and os.environ.get(STRICT, "") not in ("", "0"):
         raise RuntimeError(f"specplug refuses DSPARK on this SGLang: {'; '.join(faults)}")
     if faults or not switched_on():

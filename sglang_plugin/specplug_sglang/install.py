@@ -13,7 +13,7 @@ from typing import Any
 from specplug_sglang import config
 
 _SPECULATIVE = "sglang.srt.speculative"
-_UPGRADES = ("specplug_sglang.admission", "specplug_sglang.dspark", "specplug_sglang.status")
+_UPGRADES = ("admission", "dspark", "rounds", "status")
 
 _hooked: list[str] = []
 
@@ -45,6 +45,13 @@ def unapplied() -> list[str]:
     return faults
 
 
+def faults_here() -> list[str]:
+    """Why this installation cannot be relied on: hooks that are not in place, SGLang names that moved."""
+    from specplug_sglang.hooks import moved
+
+    return unapplied() or moved()
+
+
 def hooked() -> tuple[str, ...]:
     """Dotted paths of the functions that are wrapped in this process."""
     return tuple(_hooked)
@@ -58,7 +65,7 @@ def _hooks() -> dict[str, Callable[..., Any]]:
         "sglang.srt.model_executor.model_runner.ModelRunner.decode_num_tokens_per_req": _decode_rows,
     }
     for name in _UPGRADES:
-        hooks.update(importlib.import_module(name).AROUND)
+        hooks.update(importlib.import_module(f"specplug_sglang.{name}").AROUND)
     return hooks
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specplug.config import TreeOptions
+from specplug.target_config import target_refusals
 
 TREE_BACKENDS = ("triton", "flashinfer")  # take a tree mask unasked
 IGNORES_MASKS = "verifies a chain instead of a tree without a word"
@@ -20,7 +21,7 @@ def check_engine(
     options: TreeOptions,
 ) -> None:
     """Raise ValueError for the first engine feature that trees do not support."""
-    for reason in (*_of_arguments(args), *_of_mode(args, mode, options), *_of_target(target)):
+    for reason in (*_of_arguments(args), *_of_mode(args, mode, options), *target_refusals(target)):
         raise ValueError(f"DDTREE refuses: {reason}")
 
 
@@ -67,6 +68,8 @@ def _of_mode(args: Any, mode: str, options: TreeOptions) -> Iterator[str]:
     from sglang.srt.environ import envs
     from sglang.srt.utils import is_gfx95_supported
 
+    if options.kernels == "triton":
+        yield 'kernels: our Triton kernels are not wired into SGLang; leave the key out, or say "torch".'
     trims = "cost_table" if options.cost_table else "explore" if options.explore else None
     if trims and mode != RAGGED:
         yield (
@@ -79,21 +82,6 @@ def _of_mode(args: Any, mode: str, options: TreeOptions) -> Iterator[str]:
         yield "the split-KV verify kernel is for chains alone; set SGLANG_ENABLE_SPLITKV_VERIFY=0."
     if envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "SGLANG_SIMULATE_ACC_LEN replaces acceptance, which trees do themselves; unset it."
-
-
-def _of_target(target: Mapping[str, Any]) -> Iterator[str]:
-    text = target.get("text_config") or target
-    if "vision_config" in target or "audio_config" in target:
-        yield "the target takes multi-modal inputs, untested with trees; use a text-only target."
-    if target.get("is_encoder_decoder"):
-        yield "the target is an encoder-decoder model; use a decoder-only target."
-    kinds = set(text.get("layer_types") or ())
-    if kinds - {"full_attention", "sliding_attention"} or text.get("mamba_d_state"):
-        yield "the target's recurrent layers cannot follow a branch; use an attention-only target."
-    if "sliding_attention" in kinds or (text.get("sliding_window") and text.get("use_sliding_window", True)):
-        yield "the target's sliding window would count rows instead of depth; use a full-attention target."
-    if text.get("kv_lora_rank"):
-        yield "the target uses MLA attention, which is not served yet; use a target with ordinary attention."
 
 
 def check_backend(backend: Any) -> None:

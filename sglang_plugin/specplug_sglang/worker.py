@@ -7,7 +7,6 @@ every later step of SGLang believe that a chain was verified.
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from sglang.kernels.ops.speculative.dspark.dspark_verify_window import (
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dspark_components.dspark_draft import make_next_draft_input
 from sglang.srt.speculative.dspark_components.dspark_planner import VerifyWindow, alloc_verify_window
@@ -27,22 +25,18 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
 
+from specplug.drafting import Drafted
+from specplug.flat_window import FlatWindow, flat_mask, flat_window
+from specplug.round_log import Rounds
 from specplug.tree import DraftTree
 from specplug.verify import Walk, path_permutation, walk
 from specplug_sglang import config
 from specplug_sglang.drafter import TreeDrafter
-from specplug_sglang.install import hooked, unapplied
 from specplug_sglang.planner import TreePlanner
-from specplug_sglang.planning import engine_facts, make_policy
-from specplug_sglang.prefill import WatchedPrefill
-from specplug_sglang.ranks import agree
 from specplug_sglang.refusals import check_backend
-from specplug_sglang.sampling import PathSampler, root_only
-from specplug_sglang.steps import StepWatch
-from specplug_sglang.trees import Window, flat_mask, window
+from specplug_sglang.sampling import root_only, temperatures
 from specplug_sglang.verify_input import TreeVerifyInput
-
-logger = logging.getLogger(__name__)
+from specplug_sglang.watched import WatchedWorker
 
 
 class Verified(NamedTuple):
@@ -54,7 +48,7 @@ class Verified(NamedTuple):
     graph: bool  # whether a captured graph ran
 
 
-class TreeWorker(WatchedPrefill, DSparkWorkerV2):
+class TreeWorker(WatchedWorker, DSparkWorkerV2):
     """One a rank. R requests, B nodes, W = B + 1 window rows, gamma depth."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,60 +59,22 @@ class TreeWorker(WatchedPrefill, DSparkWorkerV2):
             raise ValueError("DDTREE refuses: recurrent layers cannot follow a branch; use another target.")
         self._drafter = TreeDrafter(self, settings)
         self._verify_planner = TreePlanner(self._verify_planner, budget=settings.budget, depth=settings.depth)
-        self._paths = PathSampler(self.model_runner, max_depth=self.gamma)
-        self._ranks: list[dict[str, Any]] = []
 
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         check_backend(self.model_runner.attn_backend)
 
     def init_cuda_graphs(self) -> None:
-        """The last step of the start: a cost table is checked against the engine as it will run, then the
-        ranks compare what they are."""
+        """The last step of the start: a cost table is checked against the engine as it will run."""
         super().init_cuda_graphs()
-        planner, options = self._verify_planner, self.tree_settings.options
-        here = engine_facts(self)
-        planner.policy = make_policy(options, here, budget=planner.budget, depth=planner.depth)
-        self._watch = StepWatch(
-            self, planner.policy, record=options.record, facts=here, forced=options.explore
-        )
-        self._ranks = agree(
-            {
-                "worker": type(self).__qualname__,
-                "planner": type(planner).__qualname__,
-                "policy": type(planner.policy).__qualname__,
-                "mode": planner.mode_value,
-                "draft": type(self.draft_model).__name__,
-                "hooks": hooked(),
-                "faults": tuple(unapplied()),
-                "options": repr(options),
-            }
-        )
-        logger.info(
-            "specplug: rank %d of %d: %s over %s, %d nodes, depth %d, verification %s, %s.",
-            get_parallel().tp_rank,
-            len(self._ranks),
-            type(self).__name__,
-            type(self.draft_model).__name__,
-            planner.budget,
-            planner.depth,
-            planner.mode_value,
-            planner.policy.reason or "budgets from a cost table",
+        settings = self.tree_settings
+        self._verify_planner.policy = self.start_watching(
+            settings.options, algorithm=config.ALGORITHM, budget=settings.budget
         )
 
     def _maybe_build_draft_sampler(self) -> None:
         """No chain is drawn inside the draft's graph: trees are grown from its hidden states."""
         return None
-
-    def specplug_status(self) -> dict[str, Any]:
-        """What runs in this rank, for /server_info."""
-        return {
-            "algorithm": config.ALGORITHM,
-            "nodes": self.tree_settings.budget,
-            "depth": self.gamma,
-            "ranks": self._ranks,
-            **self._watch.status(),
-        }
 
     def _forward_decode(
         self, batch: Any, on_publish: Any, grammar_barrier: Any = None, coordination_plan: Any = None
@@ -129,38 +85,40 @@ class TreeWorker(WatchedPrefill, DSparkWorkerV2):
             self._watch.interrupted()
             return super()._forward_decode(batch, on_publish, grammar_barrier, coordination_plan)
         planner, prefix = self._verify_planner, batch.seq_lens
-        self._watch.begin(batch)
+        self._watch.started(batch)
         slots = self._slots(batch)
         shape = planner.coming_shape(batch)
-        tree = self._drafter.draft(batch, slots, shape)
+        drafted = self._drafter.draft(batch, slots, shape)
         for name in ("tokens", "parents", "depths", "scores", "counts"):  # one tree on all ranks
-            self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, getattr(tree, name))
+            self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, getattr(drafted.tree, name))
         self._watch.drafted(shape)
-        rooted = root_only(batch)
+        tree, rooted = drafted.tree, root_only(batch)
         if rooted is not None:
             tree = tree.select(~rooted, DraftTree.empty(len(rooted), tree.budget, device=rooted.device))
-        survivals = planner.survivals(tree)
+        survivals = planner.relay.pack(tree, shape) if planner.schedules_verify_budget else None
         layout = planner.layout(batch, survivals)
-        windows = window(tree, batch.spec_info.bonus_tokens.view(-1), prefix, max_depth=self.gamma)
+        windows = flat_window(tree, batch.spec_info.bonus_tokens.view(-1), prefix, max_depth=self.gamma)
         prepared = self._paths.prepare(batch, tree)
         verified = self._verify(batch, tree, windows, layout, slots)
-        draws = self._paths.draw(
-            batch, verified.logits_output, tree, windows.positions, prepared, grammar_barrier
-        )
+        output = verified.logits_output
+        draws = self._paths.draw(batch, output, tree, windows.positions, prepared, grammar_barrier)
         draws = self._tp_sync.sync(SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, draws)
         result = walk(tree.parents, tree.tokens, verified.live, draws, max_depth=self.gamma)
         self._paths.committed(batch, result.tokens)
         if batch.return_logprob:
-            self._paths.logprobs(batch, verified.logits_output, draws, result)
+            self._paths.logprobs(batch, output, draws, result)
         lengths = prefix + result.num_emitted.to(prefix.dtype)
         self._move_cache(batch, slots, result)
         if on_publish is not None:
-            relayed = {"confidence": planner.relayed(survivals, shape)} if planner.carries_confidence else {}
-            on_publish(lengths, **relayed)
-        self._commit_features(slots, verified.logits_output.hidden_states, result)
-        verified.logits_output.hidden_states = None
-        self._watch.done(plan=planner.plan, nodes=verified.nodes, shape=shape, emitted=result.num_emitted)
-        return self._result(result, lengths, verified, layout)
+            on_publish(lengths, **({} if survivals is None else {"confidence": survivals}))
+        self._commit_features(slots, output.hidden_states, result)
+        output.hidden_states = None
+        rounds = None
+        if self._watch.records_rounds:
+            asked = temperatures(batch.sampling_info)
+            rounds = Rounds.of(Drafted(tree, drafted.log_probs), verified.live, asked, result)
+        answer = self._result(result, lengths, verified)
+        return self._watch.ended(answer, plan=planner.plan, nodes=verified.nodes, rounds=rounds)
 
     def _slots(self, batch: Any) -> VerifyWindow:
         """Cache slots of every window, W a request."""
@@ -179,7 +137,7 @@ class TreeWorker(WatchedPrefill, DSparkWorkerV2):
         self,
         batch: Any,
         tree: DraftTree,
-        windows: Window,
+        windows: FlatWindow,
         layout: RaggedVerifyLayout | None,
         slots: VerifyWindow,
     ) -> Verified:
@@ -271,9 +229,7 @@ class TreeWorker(WatchedPrefill, DSparkWorkerV2):
                 commit_lens=result.num_emitted,
             )
 
-    def _result(
-        self, result: Walk, lengths: torch.Tensor, verified: Verified, layout: RaggedVerifyLayout | None
-    ) -> GenerationBatchResult:
+    def _result(self, result: Walk, lengths: torch.Tensor, verified: Verified) -> GenerationBatchResult:
         """What SGLang's scheduler reads; a request's tokens lead its W columns."""
         width = self.verify_num_draft_tokens
         tokens = torch.nn.functional.pad(result.tokens.clamp_min(0), (0, width - result.tokens.shape[1]))
@@ -284,7 +240,7 @@ class TreeWorker(WatchedPrefill, DSparkWorkerV2):
             next_token_ids=tokens.flatten(),
             accept_lens=result.num_emitted,
             block_accept_lens=result.num_emitted,
-            cap_lens=None if layout is None else layout.verify_lens.to(torch.int32),
+            cap_lens=verified.live.to(torch.int32) + 1,
             can_run_cuda_graph=verified.graph,
             next_draft_input=following,
             speculative_num_draft_tokens=width,

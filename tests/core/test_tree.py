@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specplug.ddtree import build_tree
-from specplug.tree import DraftTree, ancestor_mask
+from specplug.tree import DraftTree, ancestor_mask, sibling_links
 
 
 def some_trees(requests: int, budget: int, seed: int = 0) -> DraftTree:
@@ -109,3 +109,25 @@ def test_shapes_are_checked_when_a_tree_is_made():
         replace(tree, scores=tree.scores[:, :5])
     with pytest.raises(ValueError, match=r"DraftTree\.counts"):
         replace(tree, counts=tree.counts[:1])
+
+
+def test_links_lead_to_every_child_in_order():
+    tree = some_trees(5, 9)
+    first, following = sibling_links(tree.parents, tree.counts)
+    for r, count in enumerate(tree.counts.tolist()):
+        parents = tree.parents[r].tolist()[:count]
+        for row in range(tree.budget + 1):
+            children, at = [], int(first[r, row])
+            while at >= 0:
+                children.append(at - 1)
+                at = int(following[r, at])
+            wanted = [node for node, parent in enumerate(parents) if parent == row - 1]
+            assert children == (wanted if row <= count else [])
+
+
+def test_a_chain_is_a_tree():
+    tree = DraftTree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]]))
+    tree.validate()
+    assert tree.parents.tolist() == [[-1, 0, 1]] * 2
+    assert tree.depths.tolist() == [[1, 2, 3]] * 2
+    assert tree.counts.tolist() == [3, 3]

@@ -108,6 +108,18 @@ def accepted_length(outputs: Sequence[Output]) -> float:
     return sum(len(output.ids) - 1 for output in outputs) / sum(output.verifies for output in outputs)
 
 
+def counts(output: Output) -> dict[str, int]:
+    """What meta_info says of a request's rounds, held against SGLang's own counts of the same request."""
+    own = output.meta["specplug"]
+    rounds = {shape: own[f"rounds_{shape}"] for shape in ("plain", "chain", "tree")}
+    assert sum(rounds.values()) == output.verifies
+    histogram = output.meta.get("spec_cap_lens_histogram")  # rounds by rows; not there where chains are whole
+    if histogram:
+        nodes = sum((rows - 1) * number for rows, number in enumerate(histogram))
+        assert (own["nodes_verified"], rounds["plain"]) == (nodes, histogram[1])
+    return {**rounds, "nodes": own["nodes_verified"]}
+
+
 def tree(draft: str, budget: int, *, name: str = "quick", **flags: Any) -> dict[str, Any]:
     """Flags of DDTREE; ``budget`` nodes a request, so windows of one row more."""
     return {

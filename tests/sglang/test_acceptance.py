@@ -2,7 +2,13 @@
 features. vLLM is held against the same loop in tests/vllm/test_rounds.py.
 """
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import local_models
+import numpy as np
 import pytest
 from comparing import differences
 from prompts import varied
@@ -10,6 +16,7 @@ from sglang_rig import engine, tree
 
 from specplug.local.loop import generate
 from specplug.local.method import Method
+from specplug.recording_source import read_recording
 
 pytestmark = pytest.mark.sglang
 
@@ -27,13 +34,33 @@ def rounds(kind, prompts, outputs, budget=BUDGET):
     return [len(emitted) for emitted in batch.emitted]
 
 
-def test_rounds_are_those_of_the_local_loop():
+def test_rounds_are_those_of_the_local_loop_and_are_recorded(tmp_path):
     prompts = varied()[:24]
-    with engine(tree("dspark", BUDGET)) as running:
+    config = tmp_path / "specplug.json"
+    config.write_text(f'{{"record": "{tmp_path / "record"}"}}')
+    with engine(tree("dspark", BUDGET), overlap=True, env={"SPECPLUG_CONFIG": str(config)}) as running:
         outputs = running.generate(prompts, GREEDY)
     counted = [output.verifies for output in outputs]
     assert counted == rounds("dspark", prompts, outputs)
     assert counted != rounds("dspark", prompts, outputs, budget=BUDGET // 2)  # the control: another tree
+    check_recording(tmp_path / "record", outputs)
+
+
+def check_recording(folder, outputs):
+    """The rounds on disk are those the requests had, in whatever order they began; the commands read them."""
+    recording = read_recording(folder)
+    assert (recording.about.source, recording.budget) == (f"engine, tree {BUDGET}", BUDGET)
+    assert set(recording.requests.temperature.tolist()) == {0.0}
+    rounds = np.bincount(recording.request)
+    emitted = np.bincount(recording.request, 1 + recording.accepted.sum(1))
+    assert (emitted >= TOKENS - 1).all()  # the first token is the prefill's
+    assert sorted(rounds) == sorted(output.verifies for output in outputs)
+    assert (recording.counts == BUDGET).all()
+    command = Path(sys.executable).with_name("specplug"), "simulate", "--recording", folder
+    few = "--concurrency", "2", "--tokens", "1000", "--json"
+    done = subprocess.run([*command, *few], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
 
 
 def test_sglangs_triton_kernel_on_ragged_windows(plain, tmp_path):

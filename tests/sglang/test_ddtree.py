@@ -9,7 +9,7 @@ import json
 import pytest
 from comparing import differences
 from prompts import varied
-from sglang_rig import MAX_RUNNING, accepted_length, engine, tree
+from sglang_rig import MAX_RUNNING, accepted_length, counts, engine, tree
 
 pytestmark = pytest.mark.sglang
 
@@ -39,6 +39,7 @@ def check(running, plain, *, radix=True):
     assert sum(output.cached for output in again) > (sum(len(prompt) for prompt in varied()) // 2) * radix
     for batch in range(1, MAX_RUNNING + 1):
         assert differences(expected[:batch], running.generate(varied()[:batch], GREEDY)) == []
+    assert all(counts(output)["chain"] >= 0 for output in outputs)
     return outputs
 
 
@@ -51,6 +52,10 @@ def test_dspark_tree(plain):
     with engine(tree("dspark", BUDGET)) as running:
         outputs = check(running, plain)
     assert 2 < accepted_length(outputs) <= 8
+    whole = {"plain": 0, "chain": 0, "tree": 1, "nodes": BUDGET}
+    assert [counts(output) for output in outputs] == [
+        {name: each * output.verifies for name, each in whole.items()} for output in outputs
+    ]
 
 
 def test_dflash_tree_under_overlap_on_pages(plain):
@@ -69,7 +74,10 @@ def test_ragged_dflash_tree(plain, ragged):
 def test_ragged_dspark_tree_under_overlap_with_retraction(plain, ragged):
     with engine(tree("dspark", BUDGET), overlap=True, env=ragged | RETRACTED, **CHUNKED) as running:
         outputs = check(running, plain, radix=False)
+        totals = running.state["specplug"]
     assert sum(output.retractions for output in outputs) > 0
+    assert all(sum(counts(output)[shape] for output in outputs) > 10 for shape in ("plain", "chain", "tree"))
+    assert min(totals[f"steps_{shape}"] for shape in ("plain", "chain", "tree")) > 10
     assert 1.2 < accepted_length(outputs) <= 8
     assert 1 < mean_rows(outputs) < BUDGET + 1
 

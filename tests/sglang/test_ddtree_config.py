@@ -106,7 +106,8 @@ def arguments(**changes):
 
 
 def refused(args, target=TARGET, mode="static", **options):
-    check_engine(args, target, mode=mode, options=SimpleNamespace(cost_table=None, explore=False, **options))
+    plain = {"cost_table": None, "explore": False, "kernels": "auto"}
+    check_engine(args, target, mode=mode, options=SimpleNamespace(**{**plain, **options}))
 
 
 def test_an_ordinary_server_is_accepted():
@@ -152,6 +153,12 @@ def test_engine_features_are_refused_in_one_sentence(changes, reason):
 def test_targets_are_refused(target, reason):
     with pytest.raises(ValueError, match=reason):
         refused(arguments(), {**TARGET, **target})
+
+
+def test_kernels_that_sglang_does_not_run_are_refused():
+    refused(arguments(), kernels="torch")
+    with pytest.raises(ValueError, match="kernels: our Triton kernels are not wired into SGLang"):
+        refused(arguments(), kernels="triton")
 
 
 def test_ragged_verification_is_not_captured_in_graphs():

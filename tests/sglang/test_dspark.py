@@ -10,7 +10,7 @@ import pytest
 from comparing import differences
 from oracle import PENALTIES
 from prompts import varied
-from sglang_rig import accepted_length, dspark, engine, serve
+from sglang_rig import accepted_length, counts, dspark, engine, serve
 
 pytestmark = pytest.mark.sglang
 
@@ -52,6 +52,7 @@ def test_greedy_is_plain_decoding(plain, running):
     got = running.generate(prompts, GREEDY)
     assert differences(plain.generate(prompts, GREEDY), got) == []
     assert accepted_length(got) > 1.5
+    assert all(counts(output)["tree"] == 0 < counts(output)["chain"] for output in got)
     if running.mode == "compact":
         rows = [output.meta["spec_cap_length"] for output in got]
         assert min(rows) < WINDOW / 2, "the table is dear, and nothing was trimmed"
@@ -166,11 +167,44 @@ def test_cap_accept_over_http_with_a_table_of_one_point(plain, tmp_path):
         metrics = server.get("/metrics")
         assert 'specplug:steps_total{shape="chain"}' in metrics
         assert "sglang:spec_accept_length" in metrics
+        assert all(answer["meta_info"]["specplug"]["rounds_chain"] > 0 for answer in answers)
         state = json.loads(server.get("/server_info"))["internal_states"][0]["specplug"]
         assert "trimming off" in state["ranks"][0]["reason"]
     log = (tmp_path / "log").read_text()
     assert log.count("specplug: DSPARK, pid") == 1
     assert "trimming off" in next(line for line in log.splitlines() if "specplug: DSPARK, pid" in line)
+
+
+def test_where_rows_are_dear_nothing_is_drafted(plain, tmp_path):
+    """A row costs what a token is worth: but for the first rounds and a few probes no draft is made, and
+    every kind of request is as in plain decoding."""
+    rows = list(range(1, 128))  # every row a stair: between two a node would be free
+    table = {
+        "sample_batch_tokens": rows,
+        "sample_steps_per_sec": [1000 / n for n in rows],
+        "max_batch_tokens": rows[-1],
+    }
+    (tmp_path / "dear.json").write_text(json.dumps(table))
+    config = tmp_path / "specplug.json"  # not online: on this machine rows are cheap
+    config.write_text(json.dumps({"cost_table": str(tmp_path / "dear.json"), "online": False}))
+    env = {"SGLANG_RAGGED_VERIFY_MODE": "compact", "SPECPLUG_CONFIG": str(config)}
+    prompts = varied()
+    with engine(dspark(), overlap=True, env=env, grammar_backend="xgrammar") as running:
+        got = running.generate(prompts, GREEDY)
+        assert differences(plain.generate(prompts, GREEDY), got) == []
+        assert running.state["specplug"]["drafts_chain"] > 0, "who never drafts learns nothing"
+        for narrow in ({"top_p": 1e-6}, {"min_p": 1.0}):
+            again = running.generate(prompts[:6], {**GREEDY, "temperature": 1.0, **narrow})
+            assert [output.ids for output in again] == [output.ids for output in got[:6]]
+        for penalties in PENALTIES[:2]:
+            penalised = running.generate(prompts[:6], GREEDY | penalties)
+            assert [o.ids for o in penalised] == [oracle.greedy(p, 24, **penalties) for p in prompts[:6]]
+        regex = GREEDY | {"regex": "[a-z]{3,6}( [a-z]{3,6})*\\.", "ignore_eos": False}
+        assert differences(plain.generate(prompts[:6], regex), running.generate(prompts[:6], regex)) == []
+        block = running.state["specplug"]
+    assert block["drafts_plain"] > 4 * block["drafts_chain"]
+    assert block["steps_plain"] >= block["drafts_plain"]
+    assert sum(counts(output)["plain"] for output in got) > sum(counts(output)["chain"] for output in got)
 
 
 def test_switched_off_dspark_is_sglangs_own(plain, tmp_path):

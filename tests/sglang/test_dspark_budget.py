@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from sglang.srt.speculative.dspark_components.dspark_sps import load_sps_table_f
 from specplug.config import TreeOptions
 from specplug.cost import from_probes, write_cost_table
 from specplug.cost_curves import Probe
+from specplug.planning import choose_policy
 from specplug.step_log import EngineFacts
 from specplug_sglang import dspark
-from specplug_sglang.planning import make_policy
 
 pytestmark = pytest.mark.sglang
 
@@ -49,25 +50,27 @@ HERE = EngineFacts(
 
 
 def survivals(seed, requests):
-    """[R, gamma] fp32, non-increasing, some rows of nothing and some of certainty."""
+    """[R, gamma] fp32, non-increasing, some rows of next to nothing and some of near certainty."""
     random = np.random.default_rng(seed)
-    confidences = random.beta(2, 1, (requests, GAMMA)) * random.integers(0, 4, (requests, 1)).clip(0, 1)
-    confidences[random.random(requests) < 0.1] = 1
+    confidences = random.beta(2, 1, (requests, GAMMA)) * random.integers(0, 4, (requests, 1)).clip(0.01, 1)
+    confidences[random.random(requests) < 0.1] = 0.9999
     return torch.from_numpy(confidences.cumprod(1).astype(np.float32))
 
 
 def policy(path, **options):
-    return make_policy(
+    return choose_policy(
         TreeOptions(model="draft", cost_table=str(path), online=False, **options),
         HERE,
         budget=GAMMA,
         depth=GAMMA,
+        trees=False,
+        logger=logging.getLogger("specplug.test"),
     )
 
 
 def chosen(path, rows):
     """What SGLang gets in place of its own answer."""
-    dspark.run(dspark.ChainBudget(policy(path)))
+    dspark.run(dspark.ChainBudget(policy(path), depth=GAMMA))
     try:
         answer = dspark._budget(
             compute_verify_token_budget, history_survival_probs=rows, sps_table=None, cfg=CONFIG
@@ -152,7 +155,7 @@ def test_a_table_of_one_point_trims_nothing_and_says_so(tmp_path, caplog):
     path = tmp_path / "one.json"
     one = {"sample_batch_tokens": [8], "sample_steps_per_sec": [100.0], "max_batch_tokens": 64}
     path.write_text(json.dumps(one))
-    with caplog.at_level(logging.INFO, logger="specplug_sglang.planning"):
+    with caplog.at_level(logging.INFO, logger="specplug.test"):
         got = chosen(path, survivals(1, 4))
     assert "trimming off" in caplog.text
     assert got.budget == int((survivals(1, 4) >= dspark.MIN_SURVIVAL).sum())
@@ -192,8 +195,6 @@ def test_a_table_of_another_engine_is_refused(tmp_path):
     ],
 )
 def test_options_that_mean_nothing_are_refused(content, flag, message, tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
     config = tmp_path / "config.json"
     config.write_text(json.dumps(content))
     monkeypatch.setenv("SPECPLUG_CONFIG", str(config))
@@ -207,8 +208,6 @@ def test_options_that_mean_nothing_are_refused(content, flag, message, tmp_path,
 
 
 def test_temperatures_are_read_before_any_weight(tmp_path):
-    from types import SimpleNamespace
-
     file = tmp_path / "sts.json"
     file.write_text(json.dumps({"temperatures": [1.0, -2.0]}))
     view = SimpleNamespace(
@@ -218,3 +217,56 @@ def test_temperatures_are_read_before_any_weight(tmp_path):
     )
     with pytest.raises(ValueError, match=r"temperatures\[1\]"):
         dspark.options(view)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_the_next_token_of_a_draftless_step_follows_the_target(certain):
+    """SGLang's acceptance of the drafts that stand in for none, cut before the first: its token is the
+    target's draw. Had they been drawn from a draft (the control), a fixed token would not do."""
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockResult
+    from sglang.srt.speculative.dspark_components.dspark_verify import accept_draft_tokens
+    from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+    requests, vocabulary, depth, repeats = 128, 5, 2, 12
+    target = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+    logits = torch.zeros(requests, depth + 1, vocabulary)
+    logits[:, 0] = target.log()
+    info = SimpleNamespace(
+        is_all_greedy=False,
+        is_any_greedy=False,
+        need_top_k_sampling=False,
+        need_top_p_sampling=False,
+        temperatures=torch.ones(requests, 1),
+    )
+    assert all(
+        hasattr(SamplingBatchInfo, name) or name in SamplingBatchInfo.__annotations__ for name in vars(info)
+    )
+    block = DraftBlockResult(
+        draft_tokens=torch.zeros(requests, depth, dtype=torch.int64),
+        corrected_logits=None if certain else torch.zeros(requests, depth, vocabulary),
+        greedy_mask=torch.zeros(requests, dtype=torch.bool),
+        temperatures=torch.ones(requests, 1),
+        greedy_draft=certain,
+    )
+    layout = RaggedVerifyLayout.from_verify_lens(
+        verify_lens_cpu=[1] * requests, device=torch.device("cpu"), grid=[requests]
+    )
+    counted = torch.zeros(vocabulary)
+    torch.manual_seed(0)
+    for _ in range(repeats):
+        length, token, _ = accept_draft_tokens(
+            candidates=torch.zeros(requests, depth + 1, dtype=torch.int64),
+            target_logits=logits.flatten(0, 1).clone(),
+            draft_block=block,
+            sampling_info=info,
+            draft_input=None,
+            gamma=depth,
+            verify_num_draft_tokens=depth + 1,
+            cutoff_layout=layout,
+        )
+        assert not length.any()
+        counted += torch.bincount(token, minlength=vocabulary)
+    expected = target * requests * repeats
+    chi2 = float(((counted - expected) ** 2 / expected).sum())
+    assert (chi2 < 18.5) == certain  # 4 degrees of freedom: 1 in 1,000

@@ -12,14 +12,14 @@ TWO = {"tp_size": 2, "log_level": "info"}
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # SGLang wants one group of cores a rank
 
 DISAGREE = """
-from specplug_sglang import ranks
+from specplug import ranks
 
 agree = ranks.agree
 
-def disagree(facts):
+def disagree(facts, group):
     from sglang.srt.runtime_context import get_parallel
 
-    return agree(facts | ({"planner": "another"} if get_parallel().tp_rank == 1 else {}))
+    return agree(facts | ({"policy": "another"} if get_parallel().tp_rank == 1 else {}), group)
 
 ranks.agree = disagree
 """

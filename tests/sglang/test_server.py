@@ -62,6 +62,10 @@ def test_generate_is_plain_decoding(plain, server):
         # Every step emits its accepted nodes and one token; the first token comes from the prompt.
         histogram = meta["spec_correct_drafts_histogram"]
         assert sum(histogram) == meta["spec_verify_ct"]
+        counts = meta["specplug"]
+        rounds = [counts[f"rounds_{shape}"] for shape in ("plain", "chain", "tree")]
+        assert sum(rounds) == meta["spec_verify_ct"]
+        assert counts["nodes_verified"] + sum(rounds) == round(meta["spec_cap_length"] * sum(rounds))
     assert len({answer["meta_info"]["spec_cap_length"] for answer in answers}) > 10
 
 
@@ -87,13 +91,15 @@ def test_clients_that_leave_disturb_nobody(plain, server):
     prompts = varied()[:16]
     expected = plain.generate(prompts, LONG)
 
+    last = {}
+
     def follow(i):
         got = []
         with server.post(
             "/generate", {"input_ids": list(prompts[i]), "sampling_params": LONG, "stream": True}
         ) as response:
             for count, event in enumerate(events(response), 1):
-                got = event["output_ids"]
+                got, last[i] = event["output_ids"], event["meta_info"]
                 if i % 2 and count > i % 5:
                     break
         return got
@@ -101,6 +107,10 @@ def test_clients_that_leave_disturb_nobody(plain, server):
     with ThreadPoolExecutor(len(prompts)) as clients:
         outputs = list(clients.map(follow, range(len(prompts))))
     assert outputs[::2] == [output.ids for output in expected[::2]]
+    for meta in last.values():  # our counts are in every event, SGLang's own in a request's last
+        rounds = sum(meta["specplug"][f"rounds_{shape}"] for shape in ("plain", "chain", "tree"))
+        assert rounds == meta.get("spec_verify_ct", rounds)
+    assert all(last[i]["spec_verify_ct"] > 20 for i in range(0, len(prompts), 2))
     assert all(left == whole.ids[: len(left)] for left, whole in zip(outputs, expected, strict=True))
     assert sum(len(left) < 160 for left in outputs[1::2]) > 4
 
@@ -123,7 +133,8 @@ def test_state_and_metrics_say_what_runs(server):
     assert (block["algorithm"], block["nodes"], block["depth"]) == ("DDTREE", BUDGET, 7)
     assert [rank["mode"] for rank in block["ranks"]] == ["compact"]
     log = server.log.read_text()
-    assert log.count("specplug: rank 0 of 1: TreeWorker over Qwen3DSparkModel, 16 nodes, depth 7") == 1
+    assert log.count("specplug: DDTREE, pid") == 1
+    assert "rank 0 of 1: TreeWorker over Qwen3DSparkModel, 16 nodes, depth 7, verification compact" in log
 
 
 def test_a_request_that_cannot_be_served_is_refused_with_a_reason(server):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from specplug.flat_window import FlatWindow
 from specplug_sglang import worker
-from specplug_sglang.trees import Window
 
 FAULT = Path(os.environ["SPECPLUG_TEST_FAULT"])
-right_window = worker.window
+right_window = worker.flat_window
 move_cache, commit_features = worker.TreeWorker._move_cache, worker.TreeWorker._commit_features
 
 
@@ -28,7 +28,7 @@ def window(tree, anchors, prefix, *, max_depth):
         sees = torch.ones_like(sees).tril()
     if fault() == "linear positions":
         positions = prefix.long()[:, None] + torch.arange(positions.shape[1])
-    return Window(ids, positions, sees)
+    return FlatWindow(ids, positions, sees)
 
 
 def _move_cache(self, batch, slots, result):
@@ -42,5 +42,5 @@ def _commit_features(self, slots, features, result):
     commit_features(self, slots, features, result)
 
 
-worker.window = window
+worker.flat_window = window
 worker.TreeWorker._move_cache, worker.TreeWorker._commit_features = _move_cache, _commit_features

@@ -31,7 +31,7 @@ from specplug.step_clock import StepClock
 logger = init_logger("vllm.specplug")
 
 if TYPE_CHECKING:
-    from specplug.local.records import RoundRecord
+    from specplug.round_log import Rounds
     from specplug.verify import Walk
     from specplug_kernels.ops import Ops
     from specplug_vllm.metrics import Counters
@@ -70,7 +70,7 @@ class Step:
     emitted: torch.Tensor | None = None  # host copy, [R]
     landed: Any = None  # CUDA event of the copies
     joined: list[int] = field(default_factory=list)  # slots taken by new requests since the copy was made
-    rounds: list[RoundRecord] = field(default_factory=list)
+    rounds: Rounds | None = None
 
     @property
     def context(self) -> float:
@@ -238,7 +238,7 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         self._step.emitted = num_sampled.to("cpu", non_blocking=True)
         if self.recorder is not None and walked is not None:
             tokens = self.req_states.draft_tokens[slots]
-            self._step.rounds = self.recorder.rounds(self._step.requests, slots, tokens, *walked)
+            self._step.rounds = self.recorder.rounds(slots, tokens, *walked)
 
     def drafted(self, shape: Shape) -> None:
         """After drafting."""

@@ -1,14 +1,11 @@
 """The flat mask and the positions of a window, against loops over requests, rows and bits."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specplug.flat_window import flat_mask, flat_window
 from specplug.tree import DraftTree
-from specplug_sglang.trees import flat_mask, window
-
-pytestmark = pytest.mark.sglang
 
 
 @st.composite
@@ -41,7 +38,7 @@ def batch(budget, parents):
 def test_a_row_sees_its_prefix_and_its_path(drawn):
     budget, parents, prefixes, rows = drawn
     prefix = torch.tensor(prefixes)
-    windows = window(batch(budget, parents), torch.full_like(prefix, 77), prefix, max_depth=budget)
+    windows = flat_window(batch(budget, parents), torch.full_like(prefix, 77), prefix, max_depth=budget)
     expected = []
     for request, (committed, verified) in enumerate(zip(prefixes, rows, strict=True)):
         for row in range(verified):
@@ -60,7 +57,7 @@ def test_a_row_stands_at_its_depth(drawn):
     budget, parents, prefixes, _ = drawn
     prefix = torch.tensor(prefixes)
     tree = batch(budget, parents)
-    windows = window(tree, torch.full_like(prefix, 77), prefix, max_depth=budget)
+    windows = flat_window(tree, torch.full_like(prefix, 77), prefix, max_depth=budget)
     for request, committed in enumerate(prefixes):
         depths = [0, *tree.depths[request].tolist()]
         assert windows.positions[request].tolist() == [committed + depth for depth in depths]

@@ -1,7 +1,7 @@
-"""A batch of trees as SGLang's verify input: token ids, depth positions and the flat attention mask.
+"""Verify windows in the form that SGLang and FlashInfer read: rows back to back, the mask one row of bits.
 
-SGLang's mask is one long row of booleans: request by request, row by row, over the request's committed tokens
-and then over its window.
+The mask goes request by request, row by row, over the request's committed tokens and then over its window.
+Notation: R requests, W = B + 1 window rows.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import torch
 from specplug.tree import DraftTree, ancestor_mask
 
 
-class Window(NamedTuple):
-    """The verify windows of R requests, W = budget + 1 rows each, before any trimming."""
+class FlatWindow(NamedTuple):
+    """The windows before any trimming."""
 
     ids: torch.Tensor  # [R, W] int64, the root's token first
     positions: torch.Tensor  # [R, W] int64, committed length + depth
     sees: torch.Tensor  # [R, W, W] bool, row = query
 
 
-def window(
+def flat_window(
     tree: DraftTree,
     anchors: torch.Tensor,  # [R] int64, last committed tokens
     prefix: torch.Tensor,  # [R] int64, tokens in the cache
     *,
     max_depth: int,
-) -> Window:
+) -> FlatWindow:
     """Ids, positions and sight of every row; padding nodes stand at the root's position and see it."""
     depths = torch.nn.functional.pad(tree.depths.long(), (1, 0))
-    return Window(
+    return FlatWindow(
         torch.cat((anchors.long()[:, None], tree.tokens), 1),
         prefix.long()[:, None] + depths,
         ancestor_mask(tree.parents, tree.counts, max_depth=max_depth),
@@ -43,7 +43,7 @@ def flat_mask(
     rows: torch.Tensor,  # [R] int, window rows that are verified
     size: int,  # sum of rows * (prefix + rows); a host value, so that nothing waits for the device
 ) -> torch.Tensor:
-    """SGLang's mask of the first ``rows`` of every window, [size] bool."""
+    """The mask of the first ``rows`` of every window, [size] bool."""
     prefix, rows = prefix.long(), rows.long()
     width = prefix + rows
     ends = (rows * width).cumsum(0)
