@@ -1,4 +1,4 @@
-"""What a running engine writes down: its steps, and how the drafts in the store fared (specplug.round_log)."""
+"""What a running engine writes down: its steps, and how the stored drafts fared (`specplug.round_log`)."""
 
 from __future__ import annotations
 
