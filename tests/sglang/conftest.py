@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,23 @@ elif missing := {"SPECPLUG_RIG_SGLANG", "SGLANG_USE_CPU_ENGINE"} - os.environ.ke
     raise pytest.UsageError(
         f"{' and '.join(sorted(missing))} must be 1 before Python starts; run `ci/test sglang`"
     )
+
+
+ERRORS = "SPECPLUG_RIG_SGLANG_ERRORS"
+
+
+def pytest_configure() -> None:
+    """One file for the errors of all engines: what xdist's workers start inherits its name."""
+    if ERRORS not in os.environ:
+        os.environ[ERRORS] = tempfile.mkstemp(prefix="specplug-sglang-", suffix=".log")[1]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show them where a test failed: of a worker that an engine took along nothing else is left."""
+    text = Path(os.environ.get(ERRORS, os.devnull)).read_text(errors="replace")
+    if text and terminalreporter.stats.get("failed"):
+        terminalreporter.section("errors that SGLang logged, of failure drills too")
+        terminalreporter.write_line(text[-12000:])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

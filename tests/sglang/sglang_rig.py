@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -162,8 +163,18 @@ def engine(
             atexit.unregister(running.shutdown)
 
 
+# SGLang finds a free port in the parent and binds it in a child, seconds later. Workers of xdist, whose random
+# numbers may start alike, and the reference of each (this file as a program) look in places of their own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw4")[2:])
+_ports = itertools.count(22000 + 1500 * _WORKER + (750 if __name__ == "__main__" else 0))
+
+
 def _settings(flags: Mapping[str, Any] | None, name: str, *, overlap: bool, **more: Any) -> dict[str, Any]:
-    own = {"model_path": str(models.path(name, "target")), "disable_overlap_schedule": not overlap}
+    own = {
+        "model_path": str(models.path(name, "target")),
+        "disable_overlap_schedule": not overlap,
+        "nccl_port": next(_ports),
+    }
     return {**DEFAULTS, **own, **(flags or {}), **more}
 
 

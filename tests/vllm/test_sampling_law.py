@@ -38,7 +38,7 @@ def _triples(source):
 
 
 def _triples_of_a_biased_walk(trees):
-    from specplug_vllm import acceptance
+    acceptance = trees.runner.rejection_sampler
 
     def biased(parents, tokens, counts, sampled, **kwargs):
         sampled = sampled.clone()

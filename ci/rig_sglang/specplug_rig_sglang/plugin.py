@@ -8,9 +8,12 @@ running DSPARK and DFLASH on a CPU.
   comes with them.
 
 SPECPLUG_RIG_SGLANG_LOAD names a Python file to run in every process afterwards, with which a test can tamper
-with the engine's processes (negative controls, failure drills).
+with the engine's processes (negative controls, failure drills). SPECPLUG_RIG_SGLANG_ERRORS names a file to
+which every process appends the errors that SGLang logs: an engine whose scheduler dies kills the process it
+was started in, and what that process had captured is gone.
 """
 
+import logging
 import os
 import runpy
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 LOAD = "SPECPLUG_RIG_SGLANG_LOAD"
+ERRORS = "SPECPLUG_RIG_SGLANG_ERRORS"
 # torch_native is the target's; the others are what the draft worker falls back to.
 BACKENDS = ("torch_native", "flashinfer", "triton")
 
@@ -43,6 +47,11 @@ def register() -> None:
         lambda runner: None,
         HookType.REPLACE,
     )
+    if ERRORS in os.environ:
+        errors = logging.FileHandler(os.environ[ERRORS], delay=True)
+        errors.setLevel(logging.ERROR)
+        errors.setFormatter(logging.Formatter("%(asctime)s pid %(process)d %(name)s: %(message)s"))
+        logging.getLogger("sglang").addHandler(errors)
     if LOAD in os.environ:
         runpy.run_path(os.environ[LOAD])
 
