@@ -163,8 +163,8 @@ def engine(
             atexit.unregister(running.shutdown)
 
 
-# SGLang finds a free port in the parent and binds it in a child, seconds later. Workers of xdist, whose random
-# numbers may start alike, and the reference of each (this file as a program) look in places of their own.
+# SGLang finds a free port in the parent and binds it in a child, seconds later. Workers of xdist, whose
+# random numbers may start alike, and the reference of each (this file as a program) look in their own places.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw4")[2:])
 _ports = itertools.count(22000 + 1500 * _WORKER + (750 if __name__ == "__main__" else 0))
 
