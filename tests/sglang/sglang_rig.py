@@ -159,14 +159,31 @@ def engine(
         try:
             yield Engine(running)
         finally:
-            running.shutdown()
+            _shut_down(running)
             atexit.unregister(running.shutdown)
+
+
+def _shut_down(running: Any) -> None:
+    """End one engine. SGLang's own way kills every child of this process, so also those of an engine that a
+    fixture keeps; its watchdog then takes this process along.
+    """
+    from sglang.srt.entrypoints import engine as entry
+
+    kill, watchdog = entry.kill_process_tree, running.tokenizer_manager._subprocess_watchdog
+    own = [process.pid for process in watchdog._processes]
+
+    def kill_own(*args: Any, **kwargs: Any) -> None:
+        for pid in own:
+            kill(pid)
+
+    with mock.patch.object(entry, "kill_process_tree", kill_own):
+        running.shutdown()
 
 
 # SGLang finds a free port in the parent and binds it in a child, seconds later. Workers of xdist, whose
 # random numbers may start alike, and the reference of each (this file as a program) look in their own places.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw4")[2:])
-_ports = itertools.count(22000 + 1500 * _WORKER + (750 if __name__ == "__main__" else 0))
+_ports = itertools.count(22000 + 1500 * _WORKER + (700 + os.getpid() % 800 if __name__ == "__main__" else 0))
 
 
 def _settings(flags: Mapping[str, Any] | None, name: str, *, overlap: bool, **more: Any) -> dict[str, Any]:
