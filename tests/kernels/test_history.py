@@ -41,6 +41,17 @@ def penalties(generator):
     return choose(1.0, 1.3, 0.7), choose(0.0, 0.6, -0.4), choose(0.0, 0.9)
 
 
+def unpenalised():
+    """State of slots without penalties, prompts or outputs."""
+    return {
+        "repetition": torch.ones(SLOTS),
+        "frequency": torch.zeros(SLOTS),
+        "presence": torch.zeros(SLOTS),
+        "prompt_words": torch.zeros(SLOTS, 3, dtype=torch.int32),
+        "output_counts": torch.zeros(SLOTS, VOCAB, dtype=torch.int32),
+    }
+
+
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 3), st.sampled_from([0, 1, 7, 13]), st.integers(0, 1 << 16))
 def test_penalties_follow_paths(device, guarded, requests, budget, seed):
@@ -79,15 +90,9 @@ def test_penalties_follow_paths(device, guarded, requests, budget, seed):
 def test_penalties_of_earlier_rows_instead_of_the_path_show(device):
     """What a linear implementation does to a tree: every row above counts."""
     path, slots, generator = trees(1, 7, 3)
+    frequent = {"frequency": torch.ones(SLOTS)}
     logits = torch.randn(8, VOCAB, generator=generator)
-    state = {
-        "repetition": torch.full((SLOTS,), 1.0),
-        "frequency": torch.full((SLOTS,), 1.0),
-        "presence": torch.zeros(SLOTS),
-        "prompt_words": torch.zeros(SLOTS, 3, dtype=torch.int32),
-        "output_counts": torch.zeros(SLOTS, VOCAB, dtype=torch.int32),
-    }
-    state = {name: tensor.to(device) for name, tensor in state.items()}
+    state = {name: tensor.to(device) for name, tensor in (unpenalised() | frequent).items()}
     tokens, depths = flat(path, device)
     of_rows = slots.repeat_interleave(8).to(device)
     right, wrong = logits.to(device), logits.to(device).clone()
@@ -179,15 +184,12 @@ def test_long_bad_words(device):
     ],
 )
 def test_what_the_kernel_cannot_read_is_refused(change, message):
-    state = {
-        "repetition": torch.ones(SLOTS),
-        "frequency": torch.zeros(SLOTS),
-        "presence": torch.zeros(SLOTS),
-        "prompt_words": torch.zeros(SLOTS, 3, dtype=torch.int32),
-        "output_counts": torch.zeros(SLOTS, VOCAB, dtype=torch.int32),
-    }
     rows = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match=message):
         history.penalise(
-            torch.zeros(1, VOCAB), rows, torch.zeros(1, GAMMA, dtype=torch.int64), rows, **state | change
+            torch.zeros(1, VOCAB),
+            rows,
+            torch.zeros(1, GAMMA, dtype=torch.int64),
+            rows,
+            **unpenalised() | change,
         )

@@ -76,8 +76,9 @@ class TreeSampler:
             )
             starts = input_batch.cu_num_logits[first : last + 1] - rows.start
             index, inside = window_index(starts[:-1], starts.diff(), step.windows.rows.shape[1])
+            window_ids = input_ids[rows][index]
             if self.state.branches and self.paths.wanted(input_batch.idx_mapping_np[first:last]):
-                path = self._path(step, slice(first, last), input_ids[rows][index])
+                path = self._path(step, slice(first, last), window_ids)
                 self.paths.rows = RowPaths.of(path, index, inside, rows.stop - rows.start)
             sampled, processed = self.sampler.sample(
                 logits[rows],
@@ -92,7 +93,7 @@ class TreeSampler:
             )
             self.paths.rows = None
             blocked = None if invalid_drafts is None else invalid_drafts[rows][index]
-            result = self._walk(step, slice(first, last), sampled[index], input_ids[rows][index], blocked)
+            result = self._walk(step, slice(first, last), sampled[index], window_ids, blocked)
             walks.append(result)
             if dims is not None:
                 source = processed if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits[rows]
