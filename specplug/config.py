@@ -42,6 +42,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     record: folder for the steps' times and every round's tree and outcome. None: nothing is written.
     kernels: "triton" or "torch" for a round's device work; "auto": Triton on a GPU, torch elsewhere.
     explore: profiling mode: shapes and node totals are drawn at random; needs ``record``.
+    full_graphs: let the host capture the whole forward as a CUDA graph; false: all of it but attention.
 
     Raises ValueError when a value is out of range, or two options exclude each other.
     """
@@ -58,6 +59,7 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     record: str | None = None
     explore: bool = False
     kernels: Literal["auto", "triton", "torch"] = "auto"
+    full_graphs: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.strip():

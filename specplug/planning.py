@@ -30,12 +30,13 @@ def choose_policy(
     budget: int,  # most nodes of a request
     depth: int,  # most nodes of a chain
     trees: bool = True,  # False: the engine drafts chains alone
+    one_rank_decides: bool = False,  # the others follow it
     logger: logging.Logger,
 ) -> Policy:
     """The policy of one engine; says in the log which and why.
 
-    With more than one rank nothing is corrected online: every rank decides for itself, from numbers all of
-    them have, and their clocks differ. Raises ValueError for a table that cannot be read, or was measured for
+    Where every rank of several decides for itself, from numbers all of them have, nothing is corrected
+    online: their clocks differ. Raises ValueError for a table that cannot be read, or was measured for
     something else and ``cost_table_mismatch`` is "refuse".
     """
     policy: Policy
@@ -52,7 +53,7 @@ def choose_policy(
                 f'{text}. Run `specplug profile` on this engine, or add "cost_table_mismatch": "warn".'
             )
         logger.warning("specplug: %s. Used all the same: cost_table_mismatch is warn.", text)
-    online = options.online and here.tensor_parallel == 1
+    online = options.online and (one_rank_decides or here.tensor_parallel == 1)
     policy = Planner(table, budget=budget, depth=depth, min_gain=options.min_gain, online=online, trees=trees)
     logger.info(
         "specplug: budgets from the cost table %s (%s), %s%s.",

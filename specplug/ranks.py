@@ -14,7 +14,13 @@ def agree(facts: dict[str, Any], group: torch.distributed.ProcessGroup) -> list[
     """
     everyone: list[dict[str, Any]] = [{}] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(everyone, facts, group=group)
-    odd = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
-    if odd:
-        raise RuntimeError(f"specplug: rank {odd[0]} differs from rank 0: {everyone[odd[0]]}, {everyone[0]}")
+    first = everyone[0]
+    for rank, theirs in enumerate(everyone):
+        odd = [name for name in first | theirs if first.get(name) != theirs.get(name)]
+        if odd:
+            differences = "; ".join(f"{name}: {theirs.get(name)!r}, not {first.get(name)!r}" for name in odd)
+            raise RuntimeError(
+                f"specplug: rank {rank} differs from rank 0 in {differences}. Give every rank the same "
+                "versions, files and settings."
+            )
     return everyone

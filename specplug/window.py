@@ -11,7 +11,7 @@ Notation: R requests, W window width (1 + the widest tree), N rows of the step, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,7 +63,7 @@ class Windows:
 def lay_out_windows(
     *,
     ends: torch.Tensor,  # [R] int, one past each request's last row
-    drafted: torch.Tensor,  # [R] int, node rows scheduled for the request (0: only its root row)
+    drafted: torch.Tensor,  # [R] int, node rows of the request (0: only its root's row; -1: no window)
     parents: torch.Tensor,  # [R, B] int32, node indices, -1 = root
     depths: torch.Tensor,  # [R, B] int32
     live: torch.Tensor,  # [R] int, nodes of a real tree among the drafted rows
@@ -109,6 +109,40 @@ def _column_of_row(
     in_window = torch.zeros(num_rows + 1, dtype=torch.bool, device=rows.device)
     in_window.index_fill_(0, target, True)
     return column_of_row[:num_rows], in_window[:num_rows]
+
+
+class WindowBuffers:
+    """Memory of fixed addresses for what a forward reads of its windows.
+
+    A captured CUDA graph reads the tensors it was captured with. So each step's windows, laid out anew at the
+    graph's padded shape, are copied here. Only a prefix along the first dimension is handed out: for R
+    requests and N rows it is the same tensor every time.
+    """
+
+    def __init__(self, like: Windows, *, requests: int, rows: int) -> None:
+        """Room for ``requests`` windows of the width and dtypes of ``like``, in a step of ``rows`` rows."""
+        self._fields = {
+            name: torch.zeros((most, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+            for name, most, tensor in (
+                ("rows", requests, like.rows),
+                ("mask", requests, like.mask),
+                ("column_of_row", rows, like.column_of_row),
+                ("in_window", rows, like.in_window),
+            )
+        }
+
+    def hold(self, windows: Windows) -> Windows:
+        """``windows``, with what a forward reads copied to the buffers. Raises RuntimeError if too large."""
+        held = {}
+        for name, buffer in self._fields.items():
+            values = getattr(windows, name)
+            if values.shape[0] > buffer.shape[0] or values.shape[1:] != buffer.shape[1:]:
+                raise RuntimeError(
+                    f"windows.{name}: expected at most {list(buffer.shape)}, got {list(values.shape)}; make "
+                    "the buffers for the largest step"
+                )
+            held[name] = buffer[: values.shape[0]].copy_(values)
+        return replace(windows, **held)
 
 
 @dataclass(frozen=True)

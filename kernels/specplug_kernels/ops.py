@@ -230,7 +230,7 @@ def triton_ops(device: torch.device, *, requests: int, depth: int, budget: int) 
     def attention_of(windows: Windows) -> Attend:
         of, width = windows.rows.shape
         starts[:of].copy_(windows.rows[:, 0])
-        torch.sum(windows.inside[:, 1:], 1, dtype=torch.int32, out=counts[:of])
+        torch.sum(windows.inside, 1, dtype=torch.int32, out=counts[:of]).sub_(1)  # -1: no window
         window_words[:of, : width - 1].copy_(windows.mask)
 
         def attend(

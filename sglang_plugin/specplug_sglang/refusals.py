@@ -70,6 +70,8 @@ def _of_mode(args: Any, mode: str, options: TreeOptions) -> Iterator[str]:
 
     if options.kernels == "triton":
         yield 'kernels: our Triton kernels are not wired into SGLang; leave the key out, or say "torch".'
+    if options.full_graphs:
+        yield "full_graphs: SGLang's own flags decide what it captures; leave the key out."
     trims = "cost_table" if options.cost_table else "explore" if options.explore else None
     if trims and mode != RAGGED:
         yield (

@@ -76,8 +76,8 @@ def test_unknown_key_names_the_nearest(key: str, nearest: str) -> None:
 
 def test_unknown_key_without_a_neighbour_lists_the_known_ones() -> None:
     known = (
-        "known keys: calibration, candidates, cost_table, cost_table_mismatch, explore, kernels, method, "
-        "min_gain, model, num_speculative_tokens, online, record, tree_budget$"
+        "known keys: calibration, candidates, cost_table, cost_table_mismatch, explore, full_graphs, "
+        "kernels, method, min_gain, model, num_speculative_tokens, online, record, tree_budget$"
     )
     with pytest.raises(ValueError, match=known):
         parse_options({"model": "d", "zzzz": 1})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.verify import walk
-from specplug.window import commit, lay_out_windows
+from specplug.window import WindowBuffers, commit, lay_out_windows
 
 
 @st.composite
@@ -29,8 +29,10 @@ def steps(draw):
     return budget, gamma, draw(st.integers(0, 3)), requests
 
 
-def lay_out(step):
-    _, gamma, padding, requests = step
+def lay_out(step, *, more=0):
+    """Windows of a step; ``more`` requests of padding behind its own."""
+    budget, gamma, padding, requests = step
+    requests = requests + [(0, -1, 0, [-1] * budget, [0] * budget, [])] * more
     lengths = torch.tensor([before + drafted + 1 for before, drafted, *_ in requests])
     ends = lengths.cumsum(0)
     total = int(ends[-1]) + padding
@@ -46,6 +48,37 @@ def lay_out(step):
         max_depth=gamma,
     )
     return windows, ends.tolist(), total, width
+
+
+FIELDS = ("rows", "inside", "mask", "depths", "column_of_row", "in_window")
+
+
+@given(steps(), st.integers(1, 3))
+def test_padding_requests_have_no_window(step, more):
+    of, want = len(step[3]), lay_out(step)[0]
+    windows, _, total, _ = lay_out(step, more=more)
+    for name in FIELDS[:4]:
+        assert torch.equal(getattr(windows, name)[:of], getattr(want, name)), name
+    for name in FIELDS[4:]:
+        assert torch.equal(getattr(windows, name), getattr(want, name)), name
+    assert not windows.inside[of:].any()
+    assert 0 <= int(windows.rows.min()) <= int(windows.rows.max()) < total
+
+
+@given(steps())
+def test_buffers_hold_a_step_at_addresses_of_their_own(step):
+    windows, _, total, _ = lay_out(step)
+    buffers = WindowBuffers(windows, requests=len(step[3]) + 2, rows=total + 1)
+    first = buffers.hold(windows)
+    for name in FIELDS:
+        assert torch.equal(getattr(first, name), getattr(windows, name)), name
+    again = buffers.hold(lay_out(step, more=2)[0])
+    for name in ("rows", "mask", "column_of_row", "in_window"):
+        assert (
+            getattr(first, name).data_ptr()
+            == getattr(again, name).data_ptr()
+            != getattr(windows, name).data_ptr()
+        )
 
 
 def ancestors(parents, node):

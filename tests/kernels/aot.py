@@ -20,10 +20,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -51,6 +54,10 @@ SHARED_LIMIT = {
     "gfx942": 64 * 1024,
     "gfx950": 160 * 1024,
 }
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.uint8: "u8",
+}  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -65,6 +72,42 @@ class Case(NamedTuple):
     signature: dict[str, str]
     constexprs: dict[str, Any]
     options: dict[str, int]
+
+
+class _Recorded:
+    """A kernel that notes what it is launched with, and runs nothing."""
+
+    def __init__(self, kernel: Any, launches: list[tuple[Any, Any, Any]]) -> None:
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.launches.append((self.kernel, args, kwargs))
+
+
+def launched(name: str, kernel: Any, launch: Callable[[], object]) -> Case:
+    """How ``kernel`` is launched, the first time, by a launcher: its types, block sizes and options.
+
+    ``launch`` calls the launcher, with tensors on the device "meta": they have shapes and no memory.
+    """
+    launches: list[tuple[Any, Any, Any]] = []
+    with ExitStack() as patches:
+        for module in _modules():
+            for key, value in list(vars(module).items()):
+                if hasattr(value, "arg_names"):
+                    patches.enter_context(mock.patch.object(module, key, _Recorded(value, launches)))
+        launch()
+    args, kwargs = next(rest for found, *rest in launches if found is kernel)
+    values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    signature, constexprs = {}, {}
+    for parameter in kernel.params:
+        value = values.pop(parameter.name)
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constexprs[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = f"*{TYPES[value.dtype]}"
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+    return Case(name, kernel, signature, constexprs, values)
 
 
 class Resources(NamedTuple):
@@ -143,11 +186,13 @@ def nouns() -> list[str]:
 
 def kernels() -> set[str]:
     """Names of what specplug_kernels launches: its jitted functions called ..._kernel."""
-    names = set()
-    for module in pkgutil.iter_modules(specplug_kernels.__path__, "specplug_kernels."):
-        members = vars(importlib.import_module(module.name)).items()
-        names |= {name for name, value in members if name.endswith("_kernel") and hasattr(value, "arg_names")}
-    return names
+    members = (item for module in _modules() for item in vars(module).items())
+    return {name for name, value in members if name.endswith("_kernel") and hasattr(value, "arg_names")}
+
+
+def _modules() -> list[Any]:
+    found = pkgutil.iter_modules(specplug_kernels.__path__, "specplug_kernels.")
+    return [importlib.import_module(module.name) for module in found]
 
 
 def cases(noun: str) -> list[Case]:

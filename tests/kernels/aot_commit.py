@@ -1,187 +1,102 @@
 """Walk, moves, budget and compaction: what is compiled ahead of time and what is timed on a GPU."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
-import triton.language as tl
-from aot import Case
+from aot import Case, launched
 
 from specplug_kernels import budget, compaction, moves, walk
 
-WALK = {
-    "parents_ptr": "*i32",
-    "tokens_ptr": "*i64",
-    "sampled_ptr": "*i64",
-    "blocked_ptr": "*u8",
-    "counts_ptr": "*i32",
-    "starts_ptr": "*i32",
-    "emitted_ptr": "*i64",
-    "num_emitted_ptr": "*i32",
-    "path_ptr": "*i64",
-    "budget": "i32",
-    "max_depth": "i32",
-    "parents_stride": "i32",
-    "tokens_stride": "i32",
-    "sampled_stride": "i32",
-    "blocked_stride": "i32",
-    "BLOCK_B": "constexpr",
-    "BLOCK_D": "constexpr",
-}
-ORDER = {
-    "path_ptr": "*i64",
-    "num_emitted_ptr": "*i32",
-    "order_ptr": "*i64",
-    "steps": "i32",
-    "width": "i32",
-    "path_stride": "i32",
-    "BLOCK_W": "constexpr",
-    "BLOCK_D": "constexpr",
-}
-MOVES = {
-    "first_ptr": "*i64",
-    "second_ptr": "*i32",
-    "starts_ptr": "*i64",
-    "steps": "i32",
-    "stride": "i32",
-    "starts_stride": "i32",
-}
-MOVE_ROWS = (
-    {"rows_ptr": "*i16"}
-    | MOVES
-    | {
-        "row_stride": "i32",
-        "width": "i32",
-        "UNIT": "constexpr",
-        "BLOCK_K": "constexpr",
-        "BLOCK_F": "constexpr",
-    }
-)
-MOVE_KV = {"addresses_ptr": "*i64", "slots_ptr": "*i64"} | MOVES | {
-    "block_size": "i32",
-    "block_stride": "i32",
-    "slot_stride": "i32",
-    "head_stride": "i32",
-    "element_stride": "i32",
-    "width": "i32",
-    "WORD": "constexpr",
-    "UNIT": "constexpr",
-    "HEAD_SIZE": "constexpr",
-    "BLOCK_K": "constexpr",
-    "BLOCK_F": "constexpr",
-}  # fmt: skip
-GIVEN = {"second_ptr": "*i64", "starts_ptr": "constexpr"}
-ADMIT = {
-    "survival_ptr": "*fp32",
-    "rows_ptr": "*i32",
-    "capacities_ptr": "*i32",
-    "nodes": "i32",
-    "admitted_ptr": "*i32",
-    "requests": "i32",
-    "budget": "i32",
-    "survival_stride": "i32",
-    "NODES_ON_DEVICE": "constexpr",
-    "BLOCK_R": "constexpr",
-    "BLOCK_B": "constexpr",
-}
-STARTS = {"counts_ptr": "*i32", "starts_ptr": "*i32", "requests": "i32", "BLOCK": "constexpr"}
-COPY = {
-    "padded_ptr": "*i16",
-    "ragged_ptr": "*i16",
-    "starts_ptr": "*i32",
-    "num_rows": "i32",
-    "window": "i32",
-    "width": "i32",
-    "padded_request_stride": "i32",
-    "padded_row_stride": "i32",
-    "ragged_stride": "i32",
-    "EXPAND": "constexpr",
-    "UNIT": "constexpr",
-    "BLOCK_W": "constexpr",
-    "BLOCK_F": "constexpr",
-}
+REQUESTS, NODES, DEPTH = 256, 64, 16  # the largest that are served
+WIDTH = NODES + 1
+
+
+def _of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _counts(requests: int = REQUESTS) -> torch.Tensor:
+    return _of(torch.int32, requests)
 
 
 def cases_commit() -> list[Case]:
-    """Budget 64, depth 16 and 256 requests, the largest that are served; features and caches of 16 bits."""
+    """Features and caches of 16 bits, and what is narrower, wider or strided."""
     return [*_walk_cases(), *_move_cases(), *_admit_cases(), *_copy_cases()]
 
 
 def _walk_cases() -> list[Case]:
-    one = {"num_warps": 1}
-    blocks = {"BLOCK_B": 64, "BLOCK_D": 32}
-    rectangle = {"blocked_ptr": "constexpr", "starts_ptr": "constexpr"}
+    parents, rows = _of(torch.int32, REQUESTS, NODES), REQUESTS * WIDTH
+    path, counts = _of(torch.int64, REQUESTS, DEPTH + 1), _counts()
+    flat = partial(
+        *(walk.walk, parents, _of(torch.int32, rows), counts, _of(torch.int64, rows)),
+        max_depth=DEPTH,
+        blocked=_of(torch.bool, rows),
+        starts=_counts(REQUESTS + 1),
+    )
+    tokens, sampled = _of(torch.int64, REQUESTS, NODES), _of(torch.int64, REQUESTS, WIDTH)
+    rectangle = partial(walk.walk, parents, tokens, counts, sampled, max_depth=DEPTH)
+    order = partial(walk.path_permutation, path, counts, WIDTH)
     return [
-        Case(
-            "walk: ragged, blocked, B=64 depth 16",
-            walk._walk_kernel,
-            WALK | {"tokens_ptr": "*i32"},
-            blocks,
-            one,
-        ),
-        Case(
-            "walk: rectangle, B=64 depth 16",
-            walk._walk_kernel,
-            WALK | rectangle,
-            blocks | dict.fromkeys(rectangle),
-            one,
-        ),
-        Case("walk: permutation", walk._permutation_kernel, ORDER, {"BLOCK_W": 32, "BLOCK_D": 32}, one),
+        launched("walk: ragged, blocked, B=64 depth 16", walk._walk_kernel, flat),
+        launched("walk: rectangle, B=64 depth 16", walk._walk_kernel, rectangle),
+        launched("walk: permutation", walk._permutation_kernel, order),
     ]
 
 
 def _move_cases() -> list[Case]:
-    four = {"num_warps": 4}
-    dense = {"UNIT": 16, "BLOCK_K": 16, "BLOCK_F": 1024}
-    strided = {"UNIT": 1, "BLOCK_K": 16, "BLOCK_F": 128, "starts_ptr": None}
     rows, kv = moves._move_rows_kernel, moves._move_kv_kernel
-    words = MOVE_ROWS | GIVEN | {"rows_ptr": "*i32"}
-    slots = MOVE_KV | GIVEN | {"slots_ptr": "constexpr"}
-    one_byte = {"WORD": tl.uint8, "HEAD_SIZE": 128, "slots_ptr": None}
-    return [
-        Case("moves: rows by path", rows, MOVE_ROWS, dense, four),
-        Case("moves: rows given, strided", rows, words, strided, four),
-        *(
-            Case(
-                f"moves: kv by path, head {head}",
-                kv,
-                MOVE_KV,
-                dense | {"WORD": tl.int16, "HEAD_SIZE": head},
-                four,
-            )
-            for head in (80, 256)
-        ),
-        Case("moves: kv given, strided", kv, slots, strided | one_byte, four),
+    path = _of(torch.int64, REQUESTS, DEPTH + 1), _counts(), _of(torch.int64, REQUESTS)
+    by_path = moves.PathMoves(*path)
+    given = moves.RowMoves(_of(torch.int64, REQUESTS, DEPTH), _of(torch.int64, REQUESTS, DEPTH))
+    slots = _of(torch.int64, REQUESTS * WIDTH)
+    dense, strided = _of(torch.bfloat16, len(slots), 4096), _of(torch.float32, len(slots), 1001)
+    (bytes_apart,) = moves.group_views([_of(torch.uint8, 64, 8, 128, 16).transpose(2, 3).transpose(1, 2)])
+    found = [
+        launched("moves: rows by path", rows, partial(moves.move_rows, dense, by_path)),
+        launched("moves: rows given, strided", rows, partial(moves.move_rows, strided, given)),
     ]
+    for head in (80, 256):
+        (views,) = moves.group_views([_of(torch.bfloat16, 64, 16, 8, head)])
+        launch = partial(moves.move_kv, views, by_path, slots)
+        found.append(launched(f"moves: kv by path, head {head}", kv, launch))
+    launch = partial(moves.move_kv, bytes_apart, given)
+    return [*found, launched("moves: kv given, strided", kv, launch)]
 
 
 def _admit_cases() -> list[Case]:
-    indexed = {"NODES_ON_DEVICE": False}
-    straight = {"NODES_ON_DEVICE": True, "rows_ptr": None}
-    on_device = ADMIT | {"nodes": "*i32", "rows_ptr": "constexpr"}
-    found = []
-    for requests, nodes, signature, given in (
-        (256, 64, ADMIT, indexed),
-        (1024, 16, on_device, straight),
-    ):
-        blocks = given | {"BLOCK_R": requests, "BLOCK_B": nodes}
-        warps = {"num_warps": max(1, requests * nodes // 2048)}
-        found.append(Case(f"budget: R={requests} B={nodes}", budget._admit_kernel, signature, blocks, warps))
-    return found
+    many = 4 * REQUESTS
+    indexed = partial(budget.admit, _of(torch.float32, REQUESTS, NODES), _counts(), NODES, rows=_counts())
+    straight = partial(budget.admit, _of(torch.float32, many, 16), _counts(many), _counts(1))
+    return [
+        launched(f"budget: R={REQUESTS} B={NODES}", budget._admit_kernel, indexed),
+        launched(f"budget: R={many} B=16", budget._admit_kernel, straight),
+    ]
 
 
 def _copy_cases() -> list[Case]:
-    four = {"num_warps": 4}
-    found = [Case("compaction: starts", compaction._row_starts_kernel, STARTS, {"BLOCK": 1024}, four)]
-    for expand, unit, block_w, block_f in (
-        (False, 16, 1, 4096),
-        (False, 1, 32, 64),
-        (True, 16, 16, 256),
-        (True, 1, 1, 2048),
-    ):
-        blocks = {"EXPAND": expand, "UNIT": unit, "BLOCK_W": block_w, "BLOCK_F": block_f}
-        name = f"compaction: {'expand' if expand else 'compact'} {'dense' if unit > 1 else 'strided'}"
-        found.append(Case(name, compaction._copy_kernel, COPY, blocks, four))
-    return found
+    starts, kernel = _counts(REQUESTS + 1), compaction._copy_kernel
+
+    def rows(features: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return _of(torch.bfloat16, REQUESTS, WIDTH, features), _of(torch.bfloat16, REQUESTS * WIDTH, features)
+
+    def compact(features: int) -> Callable[[], object]:
+        return partial(compaction.compact, rows(features)[0], starts, REQUESTS * WIDTH)
+
+    def expand(features: int) -> Callable[[], object]:
+        return partial(compaction.expand, rows(features)[1], starts, WIDTH)
+
+    return [
+        launched(
+            "compaction: starts",
+            compaction._row_starts_kernel,
+            partial(compaction.row_starts, _counts(compaction.COUNTS_A_TURN)),
+        ),
+        launched("compaction: compact dense", kernel, compact(4096)),
+        launched("compaction: compact strided", kernel, compact(63)),
+        launched("compaction: expand dense", kernel, expand(256)),
+        launched("compaction: expand strided", kernel, expand(2001)),
+    ]
 
 
 def timings(device: torch.device | str) -> list[tuple[str, Callable[[], None], int]]:

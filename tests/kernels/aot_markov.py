@@ -2,92 +2,45 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
-from aot import Case
+from aot import Case, launched
 
 from specplug_kernels.candidates import factorised, scan_kernel, select, select_kernel
 from specplug_kernels.markov import conditioned, score_kernel
 
-SCAN = {
-    "maxima_ptr": "*fp32",
-    "sums_ptr": "*fp32",
-    "gamma": "i32",
-    "vocab": "i32",
-    "chunks": "i32",
-    "scale": "fp32",
-}
-STRIDES = {"logits_request": "i32", "logits_depth": "i32", "bias_request": "i32", "bias_depth": "i32"}
-SELECT = {
-    "tokens_ptr": "*i64",
-    "log_probs_ptr": "*fp32",
-    "log_z_ptr": "*fp32",
-    "blocks": "i32",
-    "candidates": "i32",
-}
-SCORE = {
-    "chosen_ptr": "*i64",
-    "mixed_ptr": "*fp32",
-    "log_z_ptr": "*fp32",
-    "reach_ptr": "*fp32",
-    "rows_ptr": "*i64",
-    "tokens_ptr": "*i64",
-    "log_probs_ptr": "*fp32",
-    "next_reach_ptr": "*fp32",
-    "parents": "i32",
-    "candidates": "i32",
-    "others": "i32",
-    "rank": "i32",
-    "scale": "fp32",
-    "base_request": "i32",
-    "rows_request": "i32",
-    "table_row": "i32",
-    "w2_row": "i32",
-    "tokens_request": "i32",
-    "log_probs_request": "i32",
-}
+VOCAB, COUNT, RANK = 1 << 18, 64, 256  # the largest that are served
 
 
-def _case(
-    name: str, kernel: Any, types: dict[str, str | None], values: dict[str, Any], **options: int
-) -> Case:
-    """A case whose parameters of type None are passed as None, which compiles their use away."""
-    absent = {key: None for key, type_ in types.items() if type_ is None}
-    signature = {key: type_ for key, type_ in types.items() if type_ is not None}
-    constants = dict.fromkeys(values | absent, "constexpr")
-    return Case(name, kernel, signature | constants, values | absent, options)
+def _of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def cases_markov() -> list[Case]:
     """The largest blocks that the launchers choose, narrow and wide inputs."""
+    half, full = torch.bfloat16, torch.float32
     cases = []
-    for logits, bias in (("*bf16", None), ("*fp32", "*fp32")):
-        what = f"{logits[1:]} logits, " + (f"{bias[1:]} bias" if bias else "no bias")
-        inputs = {"logits_ptr": logits, "bias_ptr": bias} | SCAN | STRIDES
-        blocks = {"CHUNK": 64, "CHUNKS": 32}
-        name = f"candidates: scan, {what}"
-        cases.append(_case(name, scan_kernel, inputs, blocks, num_warps=4, enable_fp_fusion=False))
-        blocks = {"CHUNK": 64, "N_CHUNKS": 4096, "N_BLOCKS": 128, "N_BEST": 64}
-        name = f"candidates: select, {what}, C=64 V=262144"
-        types = inputs | SELECT
-        cases.append(_case(name, select_kernel, types, blocks, num_warps=8, enable_fp_fusion=False))
-    for what, w1, w2, mean, targets in (
-        ("vanilla head, bf16", "*bf16", "*bf16", "*bf16", None),
-        ("vanilla head, fp32, reduced vocabulary", "*fp32", "*fp32", "*fp32", "*i64"),
-        ("gated head, bf16 W2", "*fp32", "*bf16", None, None),
+    for what, dtype, bias in (
+        ("bf16 logits, no bias", half, None),
+        ("fp32 logits, fp32 bias", full, _of(full, 1, 1, VOCAB)),
     ):
-        same = w1 == w2 != "*fp32"
-        inputs = {
-            "base_ptr": w2,
-            "table_ptr": w1,
-            "w2_ptr": w2,
-            "mean_ptr": mean,
-            "targets_ptr": targets,
-        } | SCORE
-        blocks = {"SAME": same, "BLOCK": 64, "BLOCK_RANK": 32 if same else 16}
-        name = f"markov: score, {what}, C=64"
-        cases.append(_case(name, score_kernel, inputs, blocks, num_warps=8, enable_fp_fusion=True))
+        launch = partial(select, _of(dtype, 1, 1, VOCAB), COUNT, bias=bias)
+        cases.append(launched(f"candidates: scan, {what}", scan_kernel, launch))
+        cases.append(launched(f"candidates: select, {what}, C=64 V=262144", select_kernel, launch))
+    anchors, targets = _of(torch.int64, 1), _of(torch.int64, VOCAB)
+    for what, w1, w2, more in (
+        ("vanilla head, bf16", half, half, {}),
+        ("vanilla head, fp32, reduced vocabulary", full, full, {"targets": targets}),
+        (
+            "gated head, bf16 W2",
+            full,
+            half,
+            {"latents": lambda tokens, at: _of(full, *tokens.shape, RANK)},
+        ),
+    ):
+        weights = _of(w1, VOCAB, RANK), _of(w2, VOCAB, RANK)
+        launch = partial(conditioned, _of(w2, 1, 2, VOCAB), *weights, 1.0, anchors, COUNT, **more)
+        cases.append(launched(f"markov: score, {what}, C=64", score_kernel, launch))
     return cases
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from specplug import models
+from specplug.config import TreeOptions
 from specplug_sglang.config import CONFIG, Flags, resolve
 from specplug_sglang.refusals import check_backend, check_engine
 
@@ -106,8 +107,7 @@ def arguments(**changes):
 
 
 def refused(args, target=TARGET, mode="static", **options):
-    plain = {"cost_table": None, "explore": False, "kernels": "auto"}
-    check_engine(args, target, mode=mode, options=SimpleNamespace(**{**plain, **options}))
+    check_engine(args, target, mode=mode, options=TreeOptions(model="draft", **options))
 
 
 def test_an_ordinary_server_is_accepted():
@@ -159,6 +159,8 @@ def test_kernels_that_sglang_does_not_run_are_refused():
     refused(arguments(), kernels="torch")
     with pytest.raises(ValueError, match="kernels: our Triton kernels are not wired into SGLang"):
         refused(arguments(), kernels="triton")
+    with pytest.raises(ValueError, match="full_graphs: SGLang's own flags decide what it captures"):
+        refused(arguments(), full_graphs=True)
 
 
 def test_ragged_verification_is_not_captured_in_graphs():

@@ -135,6 +135,7 @@ def run_merged(implementation, cache, kv_cache, step, parents=PARENTS):
 
     class Merged(TreeAttention, Ordinary):
         prefix_pass = implementation.prefix_pass
+        cache_views = None
         vllm_flash_attn_version = 2
 
     metadata = SimpleNamespace(
@@ -247,6 +248,7 @@ def flash_attn_varlen_func(
     softmax_scale,
     causal,
     block_table,
+    num_splits,
     fa_version,
     return_softmax_lse,
 ):
@@ -254,6 +256,7 @@ def flash_attn_varlen_func(
     assert not causal
     assert return_softmax_lse
     assert fa_version == 2
+    assert num_splits == 0  # FlashAttention 2 takes no other
     assert cu_seqlens_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32
     assert q.is_contiguous()
     assert k.shape[1:] == v.shape[1:] == (k.shape[1], KV_HEADS, HEAD)

@@ -157,10 +157,10 @@ def test_what_must_fail(plain, greedy, tmp_path, fault):
         if fault == "host counts":
             lay_out = state._lay_out
 
-            def wrong(input_batch, *args):
+            def wrong(input_batch, *args, **kwargs):
                 scheduled = np.concatenate([[0], np.cumsum(input_batch.num_draft_tokens_per_req + 1)])
                 faked = input_batch.cu_num_logits.new_tensor(scheduled)
-                return lay_out(dataclasses.replace(input_batch, cu_num_logits=faked), *args)
+                return lay_out(dataclasses.replace(input_batch, cu_num_logits=faked), *args, **kwargs)
 
             state._lay_out = wrong
             expected = plain.generate(short(8), greedy(32))

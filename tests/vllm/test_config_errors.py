@@ -4,6 +4,7 @@ The target of these tests has no weight file at all, and reading any other weigh
 message must name is checked against the mistake, not against our wording.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -258,9 +259,12 @@ def kv_connector() -> Any:
     ("engine", "named"),
     [
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
-        ({"data_parallel_size": 2}, "data_parallel_size is 2"),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, "nnodes is 2"),
+        (
+            {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2},
+            "distributed_executor_backend is 'external_launcher'",
+        ),
         ({"enable_lora": True}, "--enable-lora"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
         ({"kv_transfer_config": kv_connector}, "--kv-transfer-config"),
@@ -279,6 +283,47 @@ def kv_connector() -> Any:
 def test_refused_engine_feature(configure: Configure, engine: dict[str, Any], named: str) -> None:
     engine = {key: value() if callable(value) else value for key, value in engine.items()}
     check_refused(refusal(configure, tree(), **engine), named)
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "named"),
+    [
+        ({}, {"tensor_parallel_size": 2, "data_parallel_size": 2}, None),
+        ({"draft_tensor_parallel_size": 2}, {"tensor_parallel_size": 2}, None),
+        ({"draft_tensor_parallel_size": 1}, {"tensor_parallel_size": 2}, "draft_tensor_parallel_size is 1"),
+        ({"record": "/nowhere"}, {"tensor_parallel_size": 2}, None),
+        ({"record": "/nowhere"}, {"data_parallel_size": 2}, "record is set"),
+    ],
+)
+def test_several_ranks(
+    configure: Configure, keys: dict[str, Any], ranks: dict[str, int], named: str | None
+) -> None:
+    if named is None:
+        assert configure(tree(**keys), **ranks).speculative_config.num_speculative_tokens == 16
+    else:
+        check_refused(refusal(configure, tree(**keys), **ranks), named)
+
+
+@pytest.mark.parametrize(
+    ("is_moe", "backend", "named"),
+    [
+        (False, "mp", None),
+        (True, "mp", "mixture of experts"),
+        (False, "ray", "data_parallel_backend is 'ray'"),
+    ],
+)
+def test_data_parallel_ranks_that_depend_on_each_other(is_moe: bool, backend: str, named: str | None) -> None:
+    from types import SimpleNamespace
+
+    from vllm.config import ParallelConfig
+
+    from specplug.config import TreeOptions
+    from specplug_vllm.refusals import check_ranks
+
+    parallel = ParallelConfig(data_parallel_size=2)
+    parallel.data_parallel_backend = backend
+    with contextlib.nullcontext() if named is None else pytest.raises(ValueError, match=named):
+        check_ranks(TreeOptions(model=DFLASH), None, SimpleNamespace(is_moe=is_moe), parallel)
 
 
 @pytest.mark.parametrize("sliding_layers", [4, 2])

@@ -81,7 +81,11 @@ def params_of(name):
 
 
 @pytest.fixture(
-    scope="module", params=[("dflash", False), ("dspark", True)], ids=["dflash-sync", "dspark-async"]
+    scope="module",
+    params=[
+        pytest.param(("dflash", False), id="dflash-sync", marks=pytest.mark.slow),
+        pytest.param(("dspark", True), id="dspark-async"),
+    ],
 )
 def trees(rig, request):
     draft, async_scheduling = request.param

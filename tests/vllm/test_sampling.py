@@ -8,7 +8,13 @@ from prompts import cut, short
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture(scope="module", params=[("dflash", 16), ("dspark", 7)], ids=["dflash-16", "dspark-7"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("dflash", 16), id="dflash-16", marks=pytest.mark.slow),
+        pytest.param(("dspark", 7), id="dspark-7"),
+    ],
+)
 def trees(rig, request):
     with engine(tree(*request.param), max_num_seqs=12) as running:
         yield running

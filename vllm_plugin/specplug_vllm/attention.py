@@ -8,15 +8,16 @@ ordinary path.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 
-from specplug_vllm.model_state import AttentionTrees
+from specplug_vllm.attention_trees import AttentionTrees
 
 
-class TreeAttention:
-    """Mixed in before a stock attention implementation; needs :meth:`prefix_pass`, :meth:`cache_views`."""
+class TreeAttention(ABC):
+    """Mixed in before a stock attention implementation; a backend's own class fills in the rest."""
 
     def forward(
         self,
@@ -41,6 +42,7 @@ class TreeAttention:
         trees.attend(query, key, value, *in_prefix, out, self.scale)
         return output
 
+    @abstractmethod
     def prefix_pass(
         self,
         layer: Any,
@@ -52,9 +54,8 @@ class TreeAttention:
         """Attention of [T, W, H, D] queries to each request's committed prefix: (out [T, W, H, D], lse [T, W,
         H]).
         """
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def cache_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Views [blocks, block, ...] that together hold every byte of a layer's cache slots."""
-        raise NotImplementedError

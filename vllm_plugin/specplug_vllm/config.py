@@ -22,7 +22,7 @@ from specplug.planning import check_files
 from specplug_kernels.ops import Kind, choose
 from specplug_vllm import metrics
 from specplug_vllm.hooks import check_hooks
-from specplug_vllm.refusals import check_engine
+from specplug_vllm.refusals import check_engine, check_ranks
 
 logger = init_logger("vllm.specplug")
 
@@ -156,6 +156,8 @@ def create_tree_config(
     # A tree of B nodes is at most B deep, and vLLM reserves cache for B + 1 rows, not for the drafter's.
     depth = min(resolve_depth(options, draft), options.tree_budget)
     check_engine(args, target_model_config, target_parallel_config)
+    draft_ranks = host_options.get("draft_tensor_parallel_size")
+    check_ranks(options, draft_ranks, target_model_config, target_parallel_config)
     missing = [hook for hook in check_hooks() if not hook.ok]
     if missing:
         raise ValueError(
@@ -167,6 +169,10 @@ def create_tree_config(
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
+    if options.full_graphs and on_cpu:
+        raise ValueError(
+            "full_graphs: expected false on a CPU, which captures no CUDA graphs, got true; leave the key out"
+        )
     kernels = choose(
         options.kernels,
         on_gpu=not on_cpu,
@@ -194,7 +200,7 @@ def create_tree_config(
     config.num_speculative_tokens = options.tree_budget
     config.kernels, config.options = kernels.kind, options
     if options.planned:
-        config.counters_file = metrics.create_file()
+        config.counters_file = metrics.create_file(engines=target_parallel_config.data_parallel_size)
         metrics.serve(config.counters_file)
     if args.scheduler_cls in (None, SCHEDULER):
         args.scheduler_cls = SCHEDULER

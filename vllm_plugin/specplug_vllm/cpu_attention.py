@@ -13,7 +13,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from specplug.attention import partial_attention
 from specplug_vllm.attention import TreeAttention
-from specplug_vllm.model_state import AttentionTrees
+from specplug_vllm.attention_trees import AttentionTrees
 
 # The packing of a cache block under this instruction set, read off csrc/cpu/cpu_attn_vec.hpp of vLLM 0.32.0:
 # keys as [head_size, block], values as [block, head_size].

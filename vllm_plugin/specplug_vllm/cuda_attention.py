@@ -19,19 +19,23 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from specplug_vllm.attention import TreeAttention
-from specplug_vllm.model_state import AttentionTrees
+from specplug_vllm.attention_trees import AttentionTrees
 
 
 class FlashTreeBuilder(FlashAttentionMetadataBuilder):
-    """Attention stays outside captured graphs: the widths and the prefix pass change with the step.
+    """With ``full_graphs`` false, attention stays outside captured graphs: its shapes are those of the step.
 
-    vLLM then falls back from full to piecewise CUDA graphs by itself and says so in its log. DESIGN.md lists
-    what full graphs still need.
+    vLLM then falls back from full to piecewise CUDA graphs by itself and says so in its log.
     """
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        return AttentionCGSupport.NEVER
+        stock = super().get_cudagraph_support(vllm_config, kv_cache_spec)
+        # A captured forward serves windows alone, no prefill rows: never ALWAYS.
+        ours = AttentionCGSupport.NEVER
+        if vllm_config.speculative_config.options.full_graphs:
+            ours = AttentionCGSupport.UNIFORM_BATCH
+        return min(stock, ours, key=lambda support: support.value)
 
 
 class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
@@ -67,6 +71,8 @@ class FlashTreeImpl(TreeAttention, FlashAttentionImpl):
             softmax_scale=self.scale,
             causal=False,
             block_table=attn_metadata.block_table[trees.requests],
+            # FlashAttention 3 plans its splits on the device, in this call, up to the bound the host gives.
+            num_splits=attn_metadata.max_num_splits if trees.captured else 0,
             fa_version=self.vllm_flash_attn_version,
             return_softmax_lse=True,
         )

@@ -8,6 +8,9 @@ in that it watches the steps: what they cost, what they gave.
 
 On a GPU the host must not wait, so it decides with the last numbers that have landed, a step or two old; the
 device then admits by the newest. On a CPU they are the same numbers.
+
+With tensor parallelism every rank has a manager and rank 0's alone has a policy, watches and counts: clocks
+differ between ranks. Which nodes are admitted each rank ranks for itself, by the same survivals.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from specplug.cost import Shape
 from specplug.greedy import greedy_survival
 from specplug.policies import Policy
 from specplug.step_clock import StepClock
+from specplug_vllm import ranks
 
 logger = init_logger("vllm.specplug")
 
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from specplug.round_log import Rounds
     from specplug.verify import Walk
     from specplug_kernels.ops import Ops
-    from specplug_vllm.metrics import Counters
+    from specplug_vllm.metrics import Counters, SharedCounters
     from specplug_vllm.recorder import Recorder
     from specplug_vllm.store import TreeStore
 
@@ -84,17 +88,18 @@ class Step:
 
 class BudgetManager(stock.AdaptiveVerificationManager):
     """vLLM's runner calls add_request, get_num_tokens, compact_batch, reallocate_drafts and
-    record_confidences; the drafter calls begin, coming_shape, accepted and drafted."""
+    record_confidences; the drafter calls begin, coming_shape, accepted and drafted. Counters and recorder
+    are rank 0's."""
 
     def __init__(
         self,
         runner: Any,
-        policy: Policy,
+        policy: Policy | None,  # None on a rank that follows another's
         *,
         store: TreeStore,
         ops: Ops,
         depth: int,
-        counters: Counters | None,
+        counters: Counters | SharedCounters | None,
         recorder: Recorder | None,
     ) -> None:
         super().__init__(
@@ -141,12 +146,22 @@ class BudgetManager(stock.AdaptiveVerificationManager):
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         """Rows of the step once the policy has chosen its nodes."""
-        self._drain()
         ids = list(num_tokens_per_req)
         scheduled = np.array([num_tokens_per_req[i] for i in ids], dtype=np.int32)
         drafts = np.array([len(draft_tokens.get(i, ())) for i in ids], dtype=np.int32)
-        slots = np.array([self.req_states.req_id_to_index[i] for i in ids])
         others = scheduled - drafts
+        nodes = ranks.decided(lambda: self._choose(ids, drafts, others))
+        self._batch_budget = (
+            dict(zip(ids, drafts.tolist(), strict=True)),
+            dict(zip(ids, others.tolist(), strict=True)),
+            nodes,
+        )
+        return int(others.sum()) + nodes
+
+    def _choose(self, ids: list[str], drafts: np.ndarray, others: np.ndarray) -> int:
+        """Nodes of the step. ``drafts``, ``others``: [R] int32, rows scheduled for nodes and for the rest."""
+        self._drain()
+        slots = np.array([self.req_states.req_id_to_index[i] for i in ids])
         computed = self.req_states.num_computed_tokens_np[slots]
         emitting = int((computed + others >= self.req_states.prefill_len.np[slots]).sum())
         most = max(0, self._max_total_logits - self.num_bonus_tokens * len(ids)) // len(ids)
@@ -164,13 +179,8 @@ class BudgetManager(stock.AdaptiveVerificationManager):
             chain=chain,
         )
         self._plan = plan, int(drafts.sum()), emitting
-        self._batch_budget = (
-            dict(zip(ids, drafts.tolist(), strict=True)),
-            dict(zip(ids, others.tolist(), strict=True)),
-            plan.nodes,
-        )
         self._remember(len(ids), int(plan.counts.max(initial=0)), int(drafts.max(initial=0)))
-        return int(others.sum()) + plan.nodes
+        return int(plan.nodes)
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
         """After drafting: publish the new survivals, and let the step's numbers travel to the host."""
@@ -202,10 +212,14 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         """What to draft now. ``rows``: draft rows the scheduler will reserve, None where it does not say."""
         if rows == 0:
             return "plain"
-        return self._shapes.popleft() if self._shapes else self.policy.draft(requests, context=self._context)
+        if self._shapes:
+            return self._shapes.popleft()
+        return ranks.decided(lambda: self.policy.draft(requests, context=self._context))
 
     def begin(self, input_batch: Any) -> None:
         """Before the target's forward."""
+        if self.policy is None:
+            return
         slots = input_batch.idx_mapping_np
         computed = self.req_states.num_computed_tokens_np[slots]
         prefill = self.req_states.prefill_len.np[slots]

@@ -1,6 +1,10 @@
 """The target's ModelState: vLLM asks it for positions and attention metadata before the forward, for the
 acceptance object once, and calls it when tokens have been accepted. It lays out the step's trees and commits
 the accepted path.
+
+A forward captured as a full CUDA graph runs none of this again: it reads the tensors of its capture. For such
+a step (vLLM says so: a capture, or the mode FULL) the layout has the graph's padded shape and is copied to
+fixed buffers before the replay. A chain is then verified as the tree it is: the graph knows no other path.
 """
 
 from __future__ import annotations
@@ -12,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.config import get_layers_from_vllm_config
+from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
 from specplug.verify import Walk
 from specplug.window import Windows, commit, lay_out_windows
-from specplug_kernels.ops import Attend, CacheMover
+from specplug_kernels.ops import CacheMover
 from specplug_vllm import grammar
 from specplug_vllm.acceptance import TreeSampler
+from specplug_vllm.attention_trees import AttentionTrees, GraphBuffers, check_captured_batch
 from specplug_vllm.history import follow_paths
 from specplug_vllm.refusals import check_attention_layers
 
@@ -30,24 +36,13 @@ logger = init_logger("vllm.specplug")
 
 
 @dataclass(frozen=True)
-class AttentionTrees:
-    """What the attention layers need of a step: the windows of the requests that drafted."""
-
-    windows: Windows  # of T requests
-    attend: Attend  # over these windows
-    requests: torch.Tensor  # [T] int64 indices into the batch
-    prefix_lens: torch.Tensor  # [T] int32, committed tokens before the root
-    max_prefix_len: int  # host bound
-    only_windows: bool  # every row of the step is in a window
-
-
-@dataclass(frozen=True)
 class Step:
     """The layout of one step, from prepare_attn until propose."""
 
-    windows: Windows  # of all R requests
+    windows: Windows  # of all R requests, then those of the padding
     parents: torch.Tensor  # [R, B] int32
     live: torch.Tensor  # [R] int32
+    roots: torch.Tensor  # [R] int64, position of each root: the tokens committed before it
     slot_mappings: torch.Tensor  # [groups, N] int64
 
 
@@ -63,6 +58,12 @@ def chain_reasons(params: Any, vllm_config: Any) -> list[str]:
     return [name for name, wanted in reasons.items() if wanted]
 
 
+def _padded(values: torch.Tensor, requests: int, *, fill: int) -> torch.Tensor:
+    """``values`` [R, ...] with rows of ``fill`` up to ``requests``."""
+    missing = requests - values.shape[0]
+    return torch.cat((values, values.new_full((missing, *values.shape[1:]), fill))) if missing else values
+
+
 def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: frozenset[str]) -> type:
     """A subclass of vLLM's ``base`` ModelState bound to this worker's drafter."""
 
@@ -75,6 +76,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             self.branches = False  # whether a tree of the step may branch
             self.chain_requests: Counter[str] = Counter()  # requests drafted as chains, by reason
             self._layers = layers
+            self._graph_buffers: GraphBuffers | None = None  # made when the first graph is captured
             self.cache_movers: list[CacheMover] = []  # one a group of cache layers, made at the first move
             self._tree_positions = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=device)
             self._custom_processors = False
@@ -114,6 +116,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             slot_mappings: torch.Tensor,
             attn_groups: Any,
             kv_cache_config: Any,
+            for_capture: bool = False,
             *args: Any,
             **kwargs: Any,
         ) -> dict[str, Any]:
@@ -124,6 +127,7 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
                 slot_mappings,
                 attn_groups,
                 kv_cache_config,
+                for_capture,
                 *args,
                 **kwargs,
             )
@@ -133,62 +137,92 @@ def tree_model_state_cls(base: type, speculator: TreeSpeculator, target_layers: 
             num_rows = input_batch.num_tokens_after_padding
             positions = input_batch.positions
             drafted_np = input_batch.num_draft_tokens_per_req
-            if drafted_np is not None and input_batch.num_draft_tokens > 0:
-                self.step = self._lay_out(input_batch, slot_mappings, int(drafted_np.max()) + 1)
-                positions = self.step.windows.positions(positions)
-                # Chains are what the host's attention and cache expect as they are.
-                self.branches = not speculator.store.linear(input_batch.idx_mapping_np[drafted_np > 0])
-                if self.branches:
-                    trees = self._attention_trees(input_batch, drafted_np)
-                    for layer_metadata in {id(value): value for value in metadata.values()}.values():
-                        layer_metadata.specplug_trees = trees
-            if speculator.manager is not None:
+            drafts = drafted_np is not None and input_batch.num_draft_tokens > 0
+            captured = for_capture or cudagraph_mode == CUDAGraphMode.FULL
+            if captured:
+                check_captured_batch(input_batch, speculator.budget + 1, for_capture=for_capture)
+            if drafts or captured:
+                width = speculator.budget + 1 if captured else int(drafted_np.max()) + 1
+                step = self._lay_out(input_batch, slot_mappings, width, for_capture=for_capture)
+                positions = step.windows.positions(positions)
+                if drafts:
+                    self.step = step
+                    # Chains are what the host's attention and cache expect as they are.
+                    self.branches = not speculator.store.linear(input_batch.idx_mapping_np[drafted_np > 0])
+                if captured:
+                    self._attach(metadata, self._captured_trees(step))
+                elif self.branches:
+                    self._attach(metadata, self._attention_trees(input_batch, step, drafted_np))
+            if speculator.manager is not None and not for_capture:
                 speculator.manager.begin(input_batch)
             self._tree_positions[:num_rows] = positions[:num_rows]
             return metadata
+
+        @staticmethod
+        def _attach(metadata: dict[str, Any], trees: AttentionTrees) -> None:
+            for layer_metadata in {id(value): value for value in metadata.values()}.values():
+                layer_metadata.specplug_trees = trees
 
         def _cache_mover(self, group: Any) -> CacheMover:
             layers = [self._layers[name] for name in group.layer_names if name in self._layers]
             views = [view for layer in layers for view in layer.impl.cache_views(layer.kv_cache)]
             return speculator.ops.cache_mover(views)
 
-        def _lay_out(self, input_batch: Any, slot_mappings: torch.Tensor, width: int) -> Step:
+        def _lay_out(
+            self, input_batch: Any, slot_mappings: torch.Tensor, width: int, *, for_capture: bool
+        ) -> Step:
             store = speculator.store
             slots = input_batch.idx_mapping
-            # Device values: the host's twins are only bounds when vLLM trims drafts.
-            drafted = input_batch.cu_num_logits.diff()[: input_batch.num_reqs] - 1
-            ends = input_batch.query_start_loc[1 : input_batch.num_reqs + 1]
-            root_positions = input_batch.positions[(ends - drafted - 1).long()]
-            # Drafts scheduled behind an unfinished prefill are placeholders: nothing was drafted for them.
-            prefilling = root_positions < self._req_states.prefill_len.gpu[slots]
-            live = torch.where(prefilling, 0, torch.minimum(drafted, store.counts[slots]))
+            real, padded = input_batch.num_reqs, input_batch.num_reqs_after_padding
+            ends = input_batch.query_start_loc[1 : padded + 1]
+            if for_capture:  # nothing is drafted: whole windows without a live node
+                drafted = input_batch.query_start_loc[: padded + 1].diff() - 1
+            else:
+                # Device values: the host's twins are only bounds when vLLM trims drafts.
+                drafted = input_batch.cu_num_logits.diff()[:real] - 1
+            roots = input_batch.positions[(ends[:real] - drafted - 1).long()]
+            if for_capture:
+                live = torch.zeros_like(drafted)
+            else:
+                # Drafts scheduled behind an unfinished prefill are placeholders: nothing was drafted there.
+                prefilling = roots < self._req_states.prefill_len.gpu[slots]
+                live = torch.where(prefilling, 0, torch.minimum(drafted, store.counts[slots]))
             parents, depths = store.parents[slots], store.depths[slots]
             windows = lay_out_windows(
                 ends=ends,
-                drafted=drafted,
-                parents=parents,
-                depths=depths,
-                live=live,
+                drafted=_padded(drafted, padded, fill=-1),  # the padding has no window
+                parents=_padded(parents, padded, fill=-1),
+                depths=_padded(depths, padded, fill=0),
+                live=_padded(live, padded, fill=0),
                 width=width,
                 num_rows=input_batch.num_tokens_after_padding,
                 max_depth=speculator.depth,
                 visibility=speculator.ops.visibility,
             )
-            return Step(windows, parents, live, slot_mappings)
+            return Step(windows, parents, live, roots, slot_mappings)
 
-        def _attention_trees(self, input_batch: Any, drafted_np: np.ndarray) -> AttentionTrees:
-            assert self.step is not None
+        def _attention_trees(self, input_batch: Any, step: Step, drafted_np: np.ndarray) -> AttentionTrees:
             with_drafts = np.flatnonzero(drafted_np)
             only_windows = (
                 len(with_drafts) == input_batch.num_reqs
                 and input_batch.num_draft_tokens + input_batch.num_reqs == input_batch.num_tokens
             )
             requests = torch.from_numpy(with_drafts).to(self.device, non_blocking=True)
-            windows = self.step.windows.select(requests, input_batch.num_tokens_after_padding)
-            prefix_lens = input_batch.positions[windows.rows[:, 0]].to(torch.int32)
+            windows = step.windows.select(requests, input_batch.num_tokens_after_padding)
+            prefix_lens = step.roots[requests].to(torch.int32)
             bound = int(input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].max())
             attend = speculator.ops.attention(windows)
             return AttentionTrees(windows, attend, requests, prefix_lens, bound, only_windows)
+
+        def _captured_trees(self, step: Step) -> AttentionTrees:
+            if self._graph_buffers is None:
+                self._graph_buffers = GraphBuffers(step.windows, requests=self.max_num_reqs)
+            return self._graph_buffers.hold(
+                step.windows,
+                step.roots,
+                attention=speculator.ops.attention,
+                max_prefix_len=self.max_model_len,
+            )
 
         def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
             inputs = super().prepare_inputs(input_batch, req_states)

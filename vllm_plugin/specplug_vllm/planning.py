@@ -15,8 +15,8 @@ from specplug.planning import choose_policy
 from specplug.policies import Policy
 from specplug.provenance import device_name
 from specplug.step_log import EngineFacts, facts_here
+from specplug_vllm import metrics, ranks
 from specplug_vllm.manager import BudgetManager
-from specplug_vllm.metrics import Counters
 from specplug_vllm.recorder import Recorder
 
 logger = init_logger("vllm.specplug")
@@ -46,7 +46,12 @@ def plan(vllm_config: Any, here: EngineFacts) -> Policy | None:
     if not config.options.planned:
         return None
     return choose_policy(
-        config.options, here, budget=config.num_speculative_tokens, depth=config.tree_depth, logger=logger
+        config.options,
+        here,
+        budget=config.num_speculative_tokens,
+        depth=config.tree_depth,
+        one_rank_decides=True,
+        logger=logger,
     )
 
 
@@ -62,8 +67,8 @@ def attach_manager(runner: Any, here: EngineFacts, policy: Policy) -> BudgetMana
             f"method ddtree refuses: cost_table and explore trim drafts on the device, which the attention "
             f"backend {backend} does not follow; leave them out."
         )
-    recorder = None
-    if options.record:
+    leads, index, recorder = ranks.leads(), runner.parallel_config.data_parallel_index, None
+    if options.record and leads:
         recorder = Recorder(
             Path(options.record),
             here,
@@ -74,20 +79,20 @@ def attach_manager(runner: Any, here: EngineFacts, policy: Policy) -> BudgetMana
         logger.info("specplug: recording to %s, which slows the engine down.", options.record)
     manager = BudgetManager(
         runner,
-        policy,
+        policy if leads else None,
         store=speculator.store,
         ops=speculator.ops,
         depth=speculator.depth,
-        counters=_counters(config.counters_file),
+        counters=_counters(config.counters_file, engine=index) if leads else None,
         recorder=recorder,
     )
     runner.adaptive_verification = speculator.manager = manager
     return manager
 
 
-def _counters(path: str) -> Counters | None:
+def _counters(path: str, *, engine: int) -> metrics.Counters | metrics.SharedCounters | None:
     try:
-        return Counters(path)
+        return metrics.counters(path, engine)
     except OSError:
         logger.warning("specplug: %s is not on this machine; its counters stay at 0.", path)
         return None

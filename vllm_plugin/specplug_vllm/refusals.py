@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from specplug.config import TreeOptions
+
 
 def check_engine(args: Any, target_model_config: Any, target_parallel_config: Any) -> None:
     """Raise ValueError for the first engine feature of ``args`` that trees do not support."""
@@ -30,8 +32,6 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
         yield f"--worker-cls is {parallel.worker_cls!r}, and trees bring their own worker; leave it at auto."
     for name, size in (
         ("pipeline_parallel_size", parallel.pipeline_parallel_size),
-        ("tensor_parallel_size", parallel.tensor_parallel_size),
-        ("data_parallel_size", parallel.data_parallel_size),
         ("prefill_context_parallel_size", parallel.prefill_context_parallel_size),
         ("decode_context_parallel_size", parallel.decode_context_parallel_size),
     ):
@@ -58,6 +58,7 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
         ("enable_lora", "LoRA maps adapters to rows by the untrimmed layout"),
         ("kv_transfer_config", "a KV connector would save the cache before the accepted path is moved"),
         ("kv_offloading_size", "KV offloading would save the cache before the accepted path is moved"),
+        ("enable_sleep_mode", "what the drafter keeps of its weights would not be woken with them"),
         ("watermark_config", "watermark contexts follow rows, not paths"),
         ("enable_trace_replay", "a replayed trace follows rows, not paths"),
         ("return_sampling_mask", "sampling masks are not reordered to the accepted path"),
@@ -66,6 +67,42 @@ def _reasons(args: Any, model: Any, parallel: Any) -> Iterator[str]:
     ):
         if getattr(args, flag, None):
             yield f"--{flag.replace('_', '-')} is set and {why}; leave it out."
+
+
+def check_ranks(options: TreeOptions, draft_ranks: int | None, model: Any, parallel: Any) -> None:
+    """Raise ValueError where several ranks would run trees in a way that is untested.
+
+    ``draft_ranks``: the user's draft_tensor_parallel_size, None = as many as the target has.
+    """
+    for reason in _rank_reasons(options, draft_ranks, model, parallel):
+        raise ValueError(f"method ddtree refuses: {reason}")
+
+
+def _rank_reasons(options: TreeOptions, draft_ranks: int | None, model: Any, parallel: Any) -> Iterator[str]:
+    tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
+    if draft_ranks not in (None, tensor):
+        yield (
+            f"draft_tensor_parallel_size is {draft_ranks} beside tensor_parallel_size {tensor}, which is "
+            "untested with trees; leave it out."
+        )
+    if tensor == data == 1:
+        return
+    executor = parallel.distributed_executor_backend
+    if executor not in (None, "mp", "uni"):
+        yield f"distributed_executor_backend is {executor!r}, untested with trees on several ranks; use 'mp'."
+    if parallel.nnodes > 1:
+        yield f"nnodes is {parallel.nnodes}, and trees on several machines are untested; use one machine."
+    if data == 1:
+        return
+    if parallel.data_parallel_backend != "mp":
+        yield f"data_parallel_backend is {parallel.data_parallel_backend!r}, untested with trees; use 'mp'."
+    if model.is_moe:
+        yield (
+            "the target is a mixture of experts, and data-parallel ranks that share experts are untested "
+            "with trees; set data_parallel_size to 1."
+        )
+    if options.record is not None:
+        yield "record is set, and its folder belongs to one engine; set data_parallel_size to 1."
 
 
 CUDA_ATTENTION = "FLASH_ATTN"  # returns the log-sum-exp of an unmasked pass over the committed prefixes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from specplug_vllm.model_state import tree_model_state_cls
 from specplug_vllm.store import TreeStore
 
 
-class TreeSpeculator:
+class TreeSpeculator(ABC):
     """Mixed in before a stock drafter. The drafter itself sees depth gamma; the runner sees budget B."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
@@ -62,9 +63,9 @@ class TreeSpeculator:
         target_model.get_model_state_cls = lambda: state_cls
         return super().load_draft_model(target_model, target_attn_layer_names)
 
+    @abstractmethod
     def table(self, block_hidden: torch.Tensor, num_reqs: int) -> TransitionTable:
         """Candidates and log-probabilities of the block. ``block_hidden``: [R * gamma, hidden]."""
-        raise NotImplementedError
 
     def _generate_draft(
         self,

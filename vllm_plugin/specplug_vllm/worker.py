@@ -18,6 +18,7 @@ class TreeWorker:
             )
         self.register_attention()
         super().init_device()
+        from specplug_vllm import ranks
         from specplug_vllm.grammar import TreeTokensHandler, served
         from specplug_vllm.planning import engine_facts, plan
         from specplug_vllm.speculator import tree_speculator
@@ -25,6 +26,7 @@ class TreeWorker:
         runner: Any = self.model_runner
         self.facts = engine_facts(runner.vllm_config, runner.device)
         self.policy = plan(runner.vllm_config, self.facts)
+        ranks.compare(runner.vllm_config, self.facts, self.policy)
         runner.speculator = tree_speculator(runner.vllm_config, runner.device)
         if served(runner.vllm_config):
             runner.draft_tokens_handler = TreeTokensHandler(runner.device, runner.speculator.store)
