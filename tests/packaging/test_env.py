@@ -99,3 +99,13 @@ def pip(env, *arguments, failed, count=0):
     with (clone / "ci" / f"requirements-{engine}.txt").open("a") as pins:
         pins.write("click==8.5.1\n")
     assert calls() == ["create", "packages", "project"]
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(clone, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letters").touch()
+    done = env(clone, "vllm", "--into", str(other))
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("holds something else than an environment; name a new folder")
+    assert list(other.iterdir()) == [other / "letters"]

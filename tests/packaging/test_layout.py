@@ -5,11 +5,8 @@ core.
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib import metadata
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("kernels", "vllm_plugin", "sglang_plugin")
@@ -70,27 +67,6 @@ def test_entry_points_lead_to_what_is_installed():
         ("vllm.general_plugins", "specplug"): "specplug_vllm.plugin:register",
         ("sglang.srt.plugins", "specplug"): "specplug_sglang.plugin:register",
     }
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    """The wheel pip would install, built from the working tree."""
-    out = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(out),
-        str(ROOT),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = out.glob("*.whl")
-    return zipfile.ZipFile(built)
 
 
 def test_wheel_holds_the_four_packages_and_nothing_else(wheel):
