@@ -12,7 +12,18 @@ from types import FrameType
 from typing import NoReturn
 
 import specplug
-from specplug import advise, demo, doctor, evaluate, inspection, profile, record, simulate
+from specplug import (
+    advise,
+    bench,
+    demo,
+    doctor,
+    evaluate,
+    inspection,
+    profile,
+    recipe_command,
+    record,
+    simulate,
+)
 
 COMMANDS = {
     "demo": (demo, "serve the shipped tiny model with stock vLLM: plain, chain and tree, side by side"),
@@ -20,6 +31,7 @@ COMMANDS = {
         doctor,
         "say what is installed, what is active in which engine process, and what is refused and why",
     ),
+    "bench": (bench, "measure serving under load: speculation against plain decoding, everything else equal"),
     "evaluate": (
         evaluate,
         "measure a draft on a target: accepted length, wall clock and exactness of chain and trees",
@@ -37,6 +49,7 @@ COMMANDS = {
         "replay recorded rounds through a cost table: plain, chain, fixed trees and ours at every load",
     ),
     "advise": (advise, "say which setting to use at a load, what it should gain, and when not to speculate"),
+    "recipe": (recipe_command, "pinned settings with the result they should give: list, show, check, run"),
     "inspect": (inspection, "say what a draft checkpoint is: kind, layout, depth, heads"),
 }
 

