@@ -20,9 +20,10 @@ def register() -> None:
     from specplug_rig import interpreter
 
     interpreter.install()
-    # vLLM calls the kernel as (logits, k, p) and uses the returned logits; the torch routine has the same
-    # contract.
-    top_sampler.apply_top_k_top_p_triton = top_sampler.apply_top_k_top_p_pytorch
+    # vLLM calls the kernel as (logits, k, p), 0.33 with hints about both beside them, and uses the returned
+    # logits; the torch routine has the same contract without hints.
+    torch_routine = top_sampler.apply_top_k_top_p_pytorch
+    top_sampler.apply_top_k_top_p_triton = lambda logits, k, p, **hints: torch_routine(logits, k, p)
     sampler.gumbel_sample = argmax_at_temperature_zero(gumbel.gumbel_sample)
 
 
