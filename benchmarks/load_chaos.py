@@ -44,6 +44,8 @@ class Death(NamedTuple):
             found.append("chaos: /health does not fail")
         if self.exit_code is None:
             found.append(f"chaos: the server did not end within {END_SECONDS:.0f} s")
+        elif not self.exit_code:
+            found.append("chaos: the server ended with exit code 0, as if nothing had happened")
         found += [f"chaos: still alive: {command}" for command in self.left_over]
         return found
 

@@ -152,13 +152,14 @@ def test_errors_in_a_log(tmp_path):
 
 
 def test_a_death_nobody_was_told_of_is_wrong():
-    good = Death(8, 7, 1, 0, True, 0, 1.2, ())
+    good = Death(8, 7, 1, 0, True, 1, 1.2, ())
     assert good.wrong == []
     for change in (
         {"told": 0, "dropped": 8},
         {"told": 6},
         {"health_fails": False},
         {"exit_code": None},
+        {"exit_code": 0},
         {"left_over": ("VLLM::Worker",)},
     ):
         assert len(good._replace(**change).wrong) == 1

@@ -20,7 +20,7 @@ from specplug.checkpoint import check_method, check_pair, read_draft
 from specplug.config import TreeOptions, parse_options, resolve_depth
 from specplug.planning import check_files
 from specplug_kernels.ops import Kind, choose
-from specplug_vllm import metrics
+from specplug_vllm import engine_death, metrics
 from specplug_vllm.hooks import check_hooks
 from specplug_vllm.refusals import check_engine, check_ranks
 
@@ -202,6 +202,7 @@ def create_tree_config(
     if options.planned:
         config.counters_file = metrics.create_file(engines=target_parallel_config.data_parallel_size)
         metrics.serve(config.counters_file)
+    engine_death.fail_with_the_engine()
     if args.scheduler_cls in (None, SCHEDULER):
         args.scheduler_cls = SCHEDULER
     else:

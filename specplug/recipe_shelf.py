@@ -1,0 +1,64 @@
+"""Where recipes are: ``recipes/`` of a clone, its copy inside a wheel, and folders of one's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from specplug.recipe import FILE, Recipe, read_recipe
+
+
+class Shelved(NamedTuple):
+    """A recipe and the folder its paths start from."""
+
+    folder: Path
+    recipe: Recipe
+
+
+def clone() -> Path | None:
+    """Root of the clone this specplug runs from; None where it was installed from a wheel."""
+    root = Path(__file__).resolve().parent.parent
+    return root if (root / "pyproject.toml").is_file() and (root / "ci" / "env").is_file() else None
+
+
+def shipped() -> Path:
+    """The folder of this specplug's own recipes."""
+    root = clone()
+    return root / "recipes" if root is not None else Path(__file__).resolve().parent / "_recipes"
+
+
+def folders(extra: Sequence[Path] = ()) -> list[Path]:
+    """Every recipe's folder, our own first. Raises ValueError for an extra folder that holds none."""
+    found: list[Path] = []
+    for shelf in (shipped(), *extra):
+        here = sorted(file.parent for file in shelf.glob(f"*/{FILE}"))
+        if (shelf / FILE).is_file():
+            here.insert(0, shelf)
+        if not here and shelf in extra:
+            raise ValueError(f"--dir {shelf}: expected a folder of recipes, NAME/{FILE}, found none")
+        found += here
+    return found
+
+
+def find(name: str, extra: Sequence[Path] = ()) -> Shelved:
+    """A recipe by its name or path. Raises ValueError, naming the nearest name."""
+    path = Path(name)
+    if path.is_file() or (path.is_dir() and (path / FILE).is_file()):
+        return _read(path if path.is_dir() else path.parent, path)
+    known = {folder.name: folder for folder in folders(extra)}
+    if name in known:
+        return _read(known[name], known[name])
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "see specplug recipe list"
+    raise ValueError(f"recipe: expected a name or the path of a {FILE}, got {name!r}; {hint}")
+
+
+def _read(folder: Path, path: Path) -> Shelved:
+    recipe = read_recipe(path)
+    if recipe.name != folder.resolve().name:
+        raise ValueError(
+            f"{path}: name: expected that of the folder, {folder.resolve().name!r}, got {recipe.name!r}"
+        )
+    return Shelved(folder.resolve(), recipe)
