@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", type=Path, nargs="+", default=[], metavar="FILE",
         help='JSONL, a line {"prompt": ...}, {"question": ...} or {"messages": ...}; "kind" is its set',
     )  # fmt: skip
+    load.add_argument(
+        "--thinking",
+        choices=["on", "off"],
+        help="switch of the chat template; default: as the template has it",
+    )
     load.add_argument("--count", type=int, help="prompts a data set, the first ones; default all")
     load.add_argument(
         "--max-tokens", type=int, help=f"longest answer; default {MAX_TOKENS}, on a CPU {CPU_MAX_TOKENS}"

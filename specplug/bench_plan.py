@@ -59,7 +59,8 @@ def planned(a: argparse.Namespace) -> Bench:
     max_tokens = a.max_tokens or (MAX_TOKENS if on_gpu else CPU_MAX_TOKENS)
     names = a.dataset or ([] if a.prompts else ["chat", "code", "maths"])
     lines = data_sets(names, files=a.prompts, count=a.count, seed=a.seed)
-    sent = bench_prompts.rendered(lines, AutoTokenizer.from_pretrained(target))
+    thinking = None if a.thinking is None else a.thinking == "on"
+    sent = bench_prompts.rendered(lines, AutoTokenizer.from_pretrained(target), thinking=thinking)
     bench_prompts.reader(engine, sent, max_tokens)
     concurrency = a.concurrency
     if concurrency is None:

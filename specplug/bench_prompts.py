@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specplug.local.prompts import Line, encode
+from specplug.local.prompts import Line, encode, templated
 
 SHAREGPT_PROMPT = 1024  # tokens; vLLM's sharegpt reader drops longer prompts, and longer sums than twice this
 SHAREGPT_LEAST = 4  # and shorter prompts
@@ -35,19 +35,23 @@ class DataFile(NamedTuple):
     path: Path
 
 
-def rendered(sets: Mapping[str, Sequence[Line]], tokenizer: Any) -> list[Prompt]:
-    """Prompts of all data sets, one of each in turn. Raises ValueError for one that text cannot stand for."""
-    rows = [[_render(line, name, tokenizer) for line in lines] for name, lines in sets.items()]
+def rendered(
+    sets: Mapping[str, Sequence[Line]], tokenizer: Any, *, thinking: bool | None = None
+) -> list[Prompt]:
+    """Prompts of all data sets, one of each in turn. ``thinking``: the chat template's switch.
+
+    Raises ValueError for one that text cannot stand for.
+    """
+    rows = [[_render(line, name, tokenizer, thinking) for line in lines] for name, lines in sets.items()]
     return [prompt for group in itertools.zip_longest(*rows) for prompt in group if prompt is not None]
 
 
-def _render(line: Line, name: str, tokenizer: Any) -> Prompt:
-    wanted = list(encode(line, tokenizer))
+def _render(line: Line, name: str, tokenizer: Any, thinking: bool | None) -> Prompt:
+    wanted = list(encode(line, tokenizer, thinking=thinking))
     if line.prompt is not None or not tokenizer.chat_template:
         text = line.prompt or line.question or ""
     else:
-        turns = line.messages or [{"role": "user", "content": line.question}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = templated(line, tokenizer, thinking=thinking)
     # A server puts the tokenizer's own begin-of-text before a text; a template may have done so already.
     begin = getattr(tokenizer, "bos_token", None) or ""
     for candidate in (text, text.removeprefix(begin)):

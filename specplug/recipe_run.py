@@ -59,6 +59,8 @@ def bench_command(shelved: Shelved, env: Path, arms: Sequence[str], out: Path) -
         command += ["--prompts", str(shelved.folder / data.name)]
     command += ["--count", str(data.count), "--max-tokens", str(sampling.max_tokens)]
     command += ["--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)]
+    if recipe.chat.thinking is not None:
+        command += ["--thinking", "on" if recipe.chat.thinking else "off"]
     return [*command, *recipe.bench, "--out", str(out / RESULT)]
 
 

@@ -19,6 +19,7 @@ from specplug.local import library
 CHAT_SETS = ("chat", "maths", "code")
 BUILT_IN = (*CHAT_SETS, "library")
 LIBRARY_WINDOWS = 64
+THINKING = "enable_thinking"  # name of the switch in the templates of Qwen3 and its like
 TURN = (
     "<|im_start|>user\n",
     "<|im_end|>\n<|im_start|>assistant\n",
@@ -88,13 +89,26 @@ def read_lines(file: Path) -> list[Line]:
     return lines
 
 
-def encode(line: Line, tokenizer: Any) -> list[int]:
+def templated(line: Line, tokenizer: Any, *, thinking: bool | None = None) -> str:
+    """A question or messages in the target's chat template. ``thinking``: its switch; None = as it stands.
+
+    Raises ValueError for a switch that the template does not read.
+    """
+    if thinking is not None and THINKING not in str(tokenizer.chat_template):
+        raise ValueError(
+            f"thinking: expected a chat template that reads {THINKING}, got one that does not; leave it out"
+        )
+    turns = line.messages or [{"role": "user", "content": line.question}]
+    switch = {} if thinking is None else {THINKING: thinking}
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **switch)
+
+
+def encode(line: Line, tokenizer: Any, *, thinking: bool | None = None) -> list[int]:
     """Token ids of a prompt. Raises ValueError for ``messages`` where the target has no chat template."""
     if line.prompt is not None:
         return tokenizer(line.prompt)["input_ids"]
-    turns = line.messages or [{"role": "user", "content": line.question}]
     if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = templated(line, tokenizer, thinking=thinking)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
     if line.question is None:
         raise ValueError("messages: the target has no chat template; give prompts as text")

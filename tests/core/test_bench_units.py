@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import pytest
 from transformers import AutoTokenizer
@@ -116,6 +117,26 @@ class BeginsTexts:
 def test_a_template_with_its_own_begin_of_text_is_not_given_two():
     (prompt,) = bench_prompts.rendered({"chat": [Line(question="hi")]}, BeginsTexts())
     assert prompt == ("hi", 3, "chat")
+
+
+class Thinks(BeginsTexts):
+    """A tokenizer whose template has the switch of Qwen3's."""
+
+    chat_template = "{% if enable_thinking is defined and enable_thinking is false %}"
+
+    def apply_chat_template(self, turns, enable_thinking=None, **_):
+        return f"{turns[0]['content']} {enable_thinking}"
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+def test_the_switch_of_a_template_is_set_and_one_it_does_not_read_is_refused(thinking):
+    sets = {"chat": [Line(question="hi")]}
+    with mock.patch.object(Thinks, "__call__", lambda self, text, **_: {"input_ids": list(map(ord, text))}):
+        (prompt,) = bench_prompts.rendered(sets, Thinks(), thinking=thinking)
+    assert prompt.text == f"hi {thinking}"
+    if thinking is not None:
+        with pytest.raises(ValueError, match="expected a chat template that reads enable_thinking"):
+            bench_prompts.rendered(sets, BeginsTexts(), thinking=thinking)
 
 
 def test_vllms_reader_without_pandas_refuses_what_it_would_leave_out():

@@ -3,6 +3,7 @@
 The bench itself is a stand-in that writes a prepared result; engines run it in tests/vllm and tests/sglang.
 """
 
+import itertools
 import json
 import shlex
 import shutil
@@ -252,3 +253,12 @@ def test_check_says_how_far_it_went_where_the_engine_is_absent(monkeypatch, caps
     assert "not here  commands: not checked: engine absent" in said
     assert f"recipe {CPU}: no fault found; its engine was not asked; it cannot run here" in said
     assert run("recipe", "check", CPU, "--here") == 1
+
+
+@pytest.mark.parametrize(("thinking", "words"), [(None, []), (False, ["off"]), (True, ["on"])])
+def test_the_bench_is_told_the_thinking_switch_of_the_recipe(thinking, words):
+    shelved = find(GPU)
+    chat = msgspec.structs.replace(shelved.recipe.chat, thinking=thinking)
+    shelved = shelved._replace(recipe=msgspec.structs.replace(shelved.recipe, chat=chat))
+    command = recipe_run.bench_command(shelved, Path("env"), [], Path("out"))
+    assert [b for a, b in itertools.pairwise(command) if a == "--thinking"] == words
