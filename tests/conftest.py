@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
+
+settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no clock")  # a busy machine is no fault of the code
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
 HIDDEN, VOCAB, RANK, LAYERS, TAPS = 8, 32, 4, 2, (1, 3)
