@@ -28,7 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specplug_kernels.contract import MAX_GRID, check
+from specplug_kernels.contract import MAX_GRID, check, check_ranks
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 65  # the root and 64 nodes: one bit of an int64 word a node
@@ -214,6 +214,7 @@ def in_tree(
     Raises:
         ValueError: a dtype, shape or stride the kernel does not serve.
     """
+    check_ranks(q=(q, 3), starts=(starts, 1), ancestors=(ancestors, 2))
     width = ancestors.shape[-1] + 1 if width is None else width
     shape = (starts.shape[0], width, *q.shape[1:])
     if out is None:
@@ -245,6 +246,7 @@ def in_tree_merged(
 
     W is that of ``prefix_out``. Raises ValueError as :func:`in_tree` does.
     """
+    check_ranks(q=(q, 3), starts=(starts, 1), ancestors=(ancestors, 2), prefix_out=(prefix_out, 4))
     width = prefix_out.shape[1]
     shape = (starts.shape[0], width, *q.shape[1:])
     check("prefix_out", prefix_out, DTYPES, shape, like=q, dense_from=3)

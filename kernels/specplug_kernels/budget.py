@@ -99,6 +99,10 @@ def admit(
     requests, budget = capacities.shape[0], survival.shape[1]
     if rows is not None:
         check("rows", rows, INTEGERS, (requests,), like=survival)
+        if requests and not survival.shape[0]:
+            raise ValueError(
+                f"survival: expected a row for each of rows, got none for {requests} requests; give them all"
+            )
     else:
         check("survival", survival, torch.float32, (requests, budget), dense_from=1)
     if survival.shape[0] * survival.stride(0) >= 2**31:

@@ -289,7 +289,8 @@ def check_rows(name: str, x: torch.Tensor) -> None:
     """Raise ValueError unless ``x`` is [R, gamma, V] of a 16 or 32 bit float, tokens contiguous."""
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dim() != 3:
         raise ValueError(
-            f"{name}: expected [R, gamma, V] float32, float16 or bfloat16, got {x.dtype} {list(x.shape)}"
+            f"{name}: expected [R, gamma, V] float32, float16 or bfloat16, got {x.dtype} {list(x.shape)}; "
+            "cast or reshape it"
         )
     if x.shape[2] > 1 and x.stride(2) != 1:
         raise ValueError(
@@ -304,6 +305,6 @@ def _checked_outputs(out: Candidates, logits: torch.Tensor, count: int) -> Candi
         if x.dtype != dtype or x.shape != expected or not x.is_contiguous() or x.device != logits.device:
             raise ValueError(
                 f"out.{name}: expected contiguous {dtype} {list(expected)} on {logits.device}, "
-                f"got {x.dtype} {list(x.shape)} on {x.device}"
+                f"got {x.dtype} {list(x.shape)} on {x.device}; leave out away or make it so"
             )
     return out

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specplug_kernels.contract import MAX_GRID, check, raw_bits, stride_unit, tile_elements
+from specplug_kernels.contract import MAX_GRID, check, check_ranks, raw_bits, stride_unit, tile_elements
 
 INTEGERS = (torch.int32, torch.int64)
 COUNTS_A_TURN = 1024
@@ -115,6 +115,8 @@ def compact(
 
     Raises ValueError as `row_starts`.
     """
+    if num_rows < 0:
+        raise ValueError(f"num_rows: expected at least 0, got {num_rows}; give the rows of all windows")
     if out is None:
         out = padded.new_zeros(num_rows, *padded.shape[2:])
     _copy(padded, out, starts, num_rows, expand=False)
@@ -132,6 +134,12 @@ def expand(
 
     Raises ValueError as `row_starts`.
     """
+    check_ranks(starts=(starts, 1))
+    if width < 0 or not len(starts):
+        raise ValueError(
+            f"width, starts: expected at least 0 and at least one entry, got {width} and {len(starts)}; "
+            "make starts with row_starts"
+        )
     if out is None:
         out = ragged.new_empty(starts.shape[0] - 1, width, *ragged.shape[1:])
     check("out", out, ragged.dtype, (starts.shape[0] - 1, width, *ragged.shape[1:]), dense_from=2)

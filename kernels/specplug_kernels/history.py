@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specplug_kernels.contract import MAX_GRID, check
+from specplug_kernels.contract import MAX_GRID, check, check_ranks
 
 VOCABULARY_BLOCK = 4096
 WORD_BLOCK = 16  # tokens of a bad word compared at a time
@@ -85,6 +85,7 @@ def penalise(
 
     Raises ValueError for what it cannot read.
     """
+    check_ranks(logits=(logits, 2), repetition=(repetition, 1))
     rows, vocabulary = logits.shape
     check("logits", logits, torch.float32, (rows, vocabulary), dense_from=1)
     _check_rows(slots, path, depths, logits)
@@ -191,6 +192,7 @@ def ban(
 
     Raises ValueError for what it cannot read.
     """
+    check_ranks(logits=(logits, 2), num_words=(num_words, 1))
     rows = logits.shape[0]
     check("logits", logits, torch.float32, (rows, None), dense_from=1)
     _check_rows(slots, path, depths, logits)
@@ -201,7 +203,9 @@ def ban(
         check(name, tensor, torch.int32, (count,), like=logits, dense_from=0)
     limit = min(MAX_GRID, offsets.shape[1] - 1)
     if not 0 <= most_words <= limit:
-        raise ValueError(f"most_words: expected 0 to {limit} words a request, got {most_words}")
+        raise ValueError(
+            f"most_words: expected 0 to {limit} words a request, got {most_words}; widen offsets"
+        )
     if not rows or not most_words:
         return
     _ban_kernel[(rows, most_words)](

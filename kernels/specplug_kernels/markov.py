@@ -235,7 +235,7 @@ def _checked(
         if x.dtype != dtype or x.shape != shape or not x.is_contiguous() or x.device != logits.device:
             raise ValueError(
                 f"out {name}: expected contiguous {dtype} {list(shape)} on {logits.device}, "
-                f"got {x.dtype} {list(x.shape)} on {x.device}"
+                f"got {x.dtype} {list(x.shape)} on {x.device}; leave out away or make it so"
             )
     return out
 
@@ -255,21 +255,25 @@ def _check(
         if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dim() != 2 or x.stride(1) != 1:
             raise ValueError(
                 f"{name}: expected [tokens, rank] float32, float16 or bfloat16 with contiguous rows, "
-                f"got {x.dtype} {list(x.shape)}, strides {x.stride()}"
+                f"got {x.dtype} {list(x.shape)}, strides {x.stride()}; cast it or call .contiguous()"
             )
     if w2.shape[0] != vocab or w1.shape[1] != w2.shape[1]:
         raise ValueError(
             f"w1, w2: expected [V, rank] and [{vocab}, rank], one row of w2 a column of logits, "
             f"got {list(w1.shape)} and {list(w2.shape)}; cut the padding off the wider one"
         )
-    if tuple(anchors.shape) != (requests,) or anchors.dtype.is_floating_point:
+    if tuple(anchors.shape) != (requests,) or anchors.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"anchors: expected [{requests}] token ids, got {anchors.dtype} {list(anchors.shape)}"
+            f"anchors: expected [{requests}] token ids, int32 or int64, got {anchors.dtype} "
+            f"{list(anchors.shape)}; give one a request"
         )
     if targets is not None and (
         tuple(targets.shape) != (vocab,) or targets.dtype != torch.int64 or not targets.is_contiguous()
     ):
         raise ValueError(
             f"targets: expected contiguous [{vocab}] int64, one a draft id, "
-            f"got {targets.dtype} {list(targets.shape)}"
+            f"got {targets.dtype} {list(targets.shape)}; cast it or make it as long as logits are wide"
         )
+    for name, x in (("w1", w1), ("w2", w2), ("anchors", anchors), ("targets", targets)):
+        if x is not None and x.device != logits.device:
+            raise ValueError(f"{name}: expected a tensor on {logits.device}, got one on {x.device}; move it")

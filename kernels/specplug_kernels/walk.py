@@ -150,6 +150,7 @@ def walk(
         ValueError: A dtype, shape, stride or device that the kernel does not take, or a tree wider than
             ``MAX_BUDGET``.
     """
+    check("parents", parents, torch.int32, (None, None), dense_from=1)
     requests, budget = parents.shape
     if budget > MAX_BUDGET:
         raise ValueError(
@@ -158,9 +159,12 @@ def walk(
         )
     if max_depth < 0:
         raise ValueError(f"max_depth: expected at least 0, got {max_depth}; give the depth of the trees")
+    if max_depth > MAX_BUDGET:
+        raise ValueError(
+            f"max_depth: expected at most {MAX_BUDGET}, got {max_depth}; no tree is deeper than it has nodes"
+        )
     flat = starts is not None
-    rows = sampled.shape[0]
-    check("parents", parents, torch.int32, (requests, budget), dense_from=1)
+    rows = sampled.shape[0] if sampled.ndim else 0
     check(
         "tokens", tokens, INTEGERS, (rows,) if flat else (requests, budget), like=parents, dense_from=1 - flat
     )
@@ -222,10 +226,10 @@ def path_permutation(
 
     Raises ValueError as `walk`.
     """
+    check("path", path, torch.int64, (None, None), dense_from=1)
     requests, steps = path.shape
     if not 1 <= width <= MAX_BUDGET + 1:
         raise ValueError(f"width: expected 1 to {MAX_BUDGET + 1}, got {width}; give the rows of a window")
-    check("path", path, torch.int64, (requests, steps), dense_from=1)
     check("num_emitted", num_emitted, torch.int32, (requests,), like=path)
     if out is None:
         out = torch.empty(requests, width, dtype=torch.int64, device=path.device)

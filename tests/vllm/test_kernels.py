@@ -76,7 +76,7 @@ def run(running, params=None):
     return got, rounds, reads.found, steps
 
 
-@pytest.mark.parametrize("draft", ["dflash", "dspark"])
+@pytest.mark.parametrize("draft", [pytest.param("dflash", marks=pytest.mark.slow), "dspark"])
 def test_triton_is_torch_is_plain(plain, draft):
     expected = plain.generate(PROMPTS, sampling(COUNT))
     with engine(options(draft, "torch"), max_num_seqs=COUNT) as running:
