@@ -16,6 +16,7 @@ from specplug.recipe import SHIPPED, Draft, Model, Recipe, model_name
 from specplug.recipe_shelf import clone
 from specplug.recognised import recognise
 
+BLOCK_DRAFTS = ("dflash", "dspark")  # the drafts whose layout a recipe states
 PROMPTS = SHIPPED + "prompts"  # the package's held-out prompts, as a data set
 
 
@@ -34,7 +35,8 @@ def facts(recipe: Recipe, folder: Path) -> Iterator[Finding]:
     yield from _model("target", recipe.target)
     if recipe.draft is not None:
         yield from _model("draft", recipe.draft)
-        yield _layout(recipe.draft)
+        if recipe.draft.kind in BLOCK_DRAFTS:
+            yield _layout(recipe.draft)
     yield _data(recipe, folder)
     for key, file in (("cost_table", recipe.cost_table), ("calibration", recipe.calibration)):
         if file is not None:
@@ -86,7 +88,10 @@ def _layout(draft: Draft) -> Finding:
     folder = Path(model_name(draft))
     if not folder.is_dir():
         return Finding("draft layout", "absent", "as the recipe says: the checkpoint is not here")
-    read = recognise(folder) or read_draft(folder)
+    try:
+        read = recognise(folder) or read_draft(folder)
+    except ValueError as error:
+        return Finding("draft layout", "failed", str(error))
     stated: dict[str, tuple[object, object]] = {
         "layout": (draft.layout, read.layout),
         "depth": (draft.depth, read.depth),
@@ -121,8 +126,10 @@ def _data(recipe: Recipe, folder: Path) -> Finding:
     else:
         file = folder / data.name
     if not file.is_file():
-        return Finding("dataset", "absent", f"{data.name} is not on this machine")
-    return _hashed("dataset", file, data.sha256 or "none")
+        return Finding("dataset", "failed", f"{file}: expected the prompts, found no file")
+    if data.sha256 is None:
+        return Finding("dataset", "ok", f"{data.name}, of which no hash is stated")
+    return _hashed("dataset", file, data.sha256)
 
 
 def _hashed(what: str, file: Path, wanted: str, *, note: str = "") -> Finding:

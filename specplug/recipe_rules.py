@@ -87,7 +87,9 @@ def _check_models(recipe: Recipe) -> None:
 
 
 def _check_layout(draft: Draft, status: str) -> None:
-    block = draft.kind in ("dflash", "dspark")
+    from specplug.recipe_facts import BLOCK_DRAFTS  # that module needs this one
+
+    block = draft.kind in BLOCK_DRAFTS
     if not block and draft.layout is not None:
         raise ValueError(f"draft.layout: expected null for a draft of kind {draft.kind}, got {draft.layout}")
     for key in ("layout", "depth", "target_layer_ids", "vocab_size"):

@@ -170,6 +170,30 @@ def test_damaged_weights_are_found(shelf, monkeypatch, tmp_path):
     assert any("model.safetensors: expected SHA-256" in detail for detail in wrong)
 
 
+def test_prompts_that_are_not_there_are_wrong_and_a_missing_hash_is_not(shelf):
+    shelved = find(CPU)
+
+    def dataset(**changed):
+        data = msgspec.structs.replace(shelved.recipe.dataset, **changed)
+        recipe = msgspec.structs.replace(shelved.recipe, status="unverified", expectations=[], dataset=data)
+        (found,) = (one for one in facts(recipe, shelf / CPU) if one.what == "dataset")
+        return found.state
+
+    assert dataset(name="nosuch.jsonl") == "failed"
+    assert dataset(sha256=None) == "ok"
+    assert dataset(sha256="0" * 64) == "failed"
+
+
+def test_only_a_block_drafter_has_a_layout_to_compare(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["MedusaModel"]}')
+    shelved = find("vllm-medusa-qwen3-8b")
+    draft = msgspec.structs.replace(shelved.recipe.draft, model=str(tmp_path), revision=None)
+    for kind, found in (("medusa", []), ("dflash", ["failed"])):
+        recipe = msgspec.structs.replace(shelved.recipe, draft=msgspec.structs.replace(draft, kind=kind))
+        layout = [one.state for one in facts(recipe, shelved.folder) if one.what == "draft layout"]
+        assert layout == found
+
+
 def test_names_are_suggested_and_own_folders_are_found(shelf, tmp_path, capsys):
     assert run("recipe", "show", "vllm-ddtree-dflash-cp") == 2
     assert f"did you mean '{CPU}'?" in capsys.readouterr().err
