@@ -55,8 +55,9 @@ def check_ranks(**ranked: tuple[torch.Tensor, int]) -> None:
     """Raise ValueError where a tensor has not so many dimensions; before a launcher reads sizes off it."""
     for name, (tensor, rank) in ranked.items():
         if tensor.ndim != rank:
+            wanted = ", ".join(["any"] * rank)
             raise ValueError(
-                f"{name}: expected {rank} dimensions, got shape {list(tensor.shape)}; slice or reshape it"
+                f"{name}: expected shape [{wanted}], got {list(tensor.shape)}; slice or reshape it"
             )
 
 
