@@ -71,12 +71,17 @@ def mismatches(measured: Provenance, expected: Provenance) -> list[str]:
     ]
 
 
+def file_hash(file: Path | str) -> str:
+    """SHA-256 of a file, hex."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
 def config_hash(folder: Path) -> str:
     """SHA-256 of a checkpoint's config.json, hex. Raises ValueError where there is none."""
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder}: expected a checkpoint folder with a config.json, found none")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return file_hash(file)
 
 
 def device_name(device: torch.device) -> str:

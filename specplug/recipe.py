@@ -31,6 +31,7 @@ STATUSES = {
     "unverified": "the engine's parser was asked, nothing was run",
 }
 SHIPPED = "specplug:"  # model or data set inside the package: specplug:deep-thin/target, specplug:prompts
+BLOCK_DRAFTS = ("dflash", "dspark")  # kinds whose layout a recipe states
 PLACEHOLDERS = ("target", "draft", "port", "cost_table", "calibration", "folder")
 
 

@@ -3,7 +3,6 @@ draft is. Only what is on this machine is looked at; nothing is fetched."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Literal, NamedTuple
 import specplug
 from specplug import models
 from specplug.checkpoint import DraftCheckpoint, read_draft
-from specplug.recipe import SHIPPED, Draft, Model, Recipe, model_name
+from specplug.provenance import file_hash
+from specplug.recipe import BLOCK_DRAFTS, SHIPPED, Draft, Model, Recipe, model_name
 from specplug.recipe_shelf import clone
 from specplug.recognised import recognise
 
-BLOCK_DRAFTS = ("dflash", "dspark")  # the drafts whose layout a recipe states
 PROMPTS = SHIPPED + "prompts"  # the package's held-out prompts, as a data set
 
 
@@ -135,7 +134,7 @@ def _data(recipe: Recipe, folder: Path) -> Finding:
 def _hashed(what: str, file: Path, wanted: str, *, note: str = "") -> Finding:
     if not file.is_file():
         return Finding(what, "failed", f"{file}: expected a file, found none")
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    found = file_hash(file)
     if found != wanted:
         return Finding(
             what,

@@ -87,7 +87,7 @@ def _check_models(recipe: Recipe) -> None:
 
 
 def _check_layout(draft: Draft, status: str) -> None:
-    from specplug.recipe_facts import BLOCK_DRAFTS  # that module needs this one
+    from specplug.recipe import BLOCK_DRAFTS  # that module needs this one
 
     block = draft.kind in BLOCK_DRAFTS
     if not block and draft.layout is not None:

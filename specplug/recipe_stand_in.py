@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from specplug.recipe import Draft, Model
+from specplug.recipe import BLOCK_DRAFTS, Draft, Model
 
 _BF16_BYTES = 2
 
@@ -21,7 +21,7 @@ def write_stand_in(folder: Path, model: Model) -> Path:
     assert model.config is not None
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(model.config, indent=1) + "\n")
-    if isinstance(model, Draft) and model.kind in ("dflash", "dspark"):
+    if isinstance(model, Draft) and model.kind in BLOCK_DRAFTS:
         try:
             _write_header(folder / "model.safetensors", _shapes(model.config))
         except KeyError as missing:

@@ -28,7 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specplug_kernels.contract import MAX_GRID, check, check_ranks
+from specplug_kernels.contract import MAX_GRID, check
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_WIDTH = 65  # the root and 64 nodes: one bit of an int64 word a node
@@ -214,7 +214,7 @@ def in_tree(
     Raises:
         ValueError: a dtype, shape or stride the kernel does not serve.
     """
-    check_ranks(q=(q, 3), starts=(starts, 1), ancestors=(ancestors, 2))
+    _check_windows(q, starts, ancestors)
     width = ancestors.shape[-1] + 1 if width is None else width
     shape = (starts.shape[0], width, *q.shape[1:])
     if out is None:
@@ -246,7 +246,8 @@ def in_tree_merged(
 
     W is that of ``prefix_out``. Raises ValueError as :func:`in_tree` does.
     """
-    check_ranks(q=(q, 3), starts=(starts, 1), ancestors=(ancestors, 2), prefix_out=(prefix_out, 4))
+    _check_windows(q, starts, ancestors)
+    check("prefix_out", prefix_out, DTYPES, (None, None, None, None), like=q, dense_from=3)
     width = prefix_out.shape[1]
     shape = (starts.shape[0], width, *q.shape[1:])
     check("prefix_out", prefix_out, DTYPES, shape, like=q, dense_from=3)
@@ -256,6 +257,13 @@ def in_tree_merged(
         raise ValueError(f"output: expected at least q's {q.shape[0]} rows, got {output.shape[0]}; pad it")
     prefix = (prefix_out, prefix_lse)
     _launch(q, k, v, starts, counts, ancestors, scale, width, slots, output=output, prefix=prefix)
+
+
+def _check_windows(q: torch.Tensor, starts: torch.Tensor, ancestors: torch.Tensor) -> None:
+    """What sizes are read off, so before anything else."""
+    check("q", q, DTYPES, (None, None, None), dense_from=2)
+    check("starts", starts, torch.int32, (None,), like=q)
+    check("ancestors", ancestors, torch.int64, (*starts.shape, None), like=q, dense_from=1)
 
 
 def _launch(
@@ -273,15 +281,12 @@ def _launch(
     lse: torch.Tensor | None = None,
     prefix: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    check("q", q, DTYPES, (None, None, None), dense_from=2)
     _, heads, size = q.shape
     rows = (None, None) if slots is not None else (q.shape[0],)
     check("k", k, q.dtype, (*rows, None, size), like=q, dense_from=len(rows) + 1)
     check("v", v, q.dtype, k.shape, like=q, dense_from=len(rows) + 1)
     requests, kv_heads = starts.shape[0], k.shape[-2]
-    check("starts", starts, torch.int32, (requests,), like=q)
     check("counts", counts, torch.int32, (requests,), like=q)
-    check("ancestors", ancestors, torch.int64, (requests, None), like=q, dense_from=1)
     if slots is not None:
         check("slots", slots, torch.int64, (requests, width), like=q, dense_from=1)
     if size % ALIGN or not 0 < size <= MAX_HEAD_SIZE:

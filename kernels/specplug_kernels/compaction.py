@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specplug_kernels.contract import MAX_GRID, check, check_ranks, raw_bits, stride_unit, tile_elements
+from specplug_kernels.contract import MAX_GRID, check, raw_bits, stride_unit, tile_elements
 
 INTEGERS = (torch.int32, torch.int64)
 COUNTS_A_TURN = 1024
@@ -134,7 +134,7 @@ def expand(
 
     Raises ValueError as `row_starts`.
     """
-    check_ranks(starts=(starts, 1))
+    check("starts", starts, INTEGERS, (None,))
     if width < 0 or not len(starts):
         raise ValueError(
             f"width, starts: expected at least 0 and at least one entry, got {width} and {len(starts)}; "

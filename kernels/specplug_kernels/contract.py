@@ -51,16 +51,6 @@ def check(
             )
 
 
-def check_ranks(**ranked: tuple[torch.Tensor, int]) -> None:
-    """Raise ValueError where a tensor has not so many dimensions; before a launcher reads sizes off it."""
-    for name, (tensor, rank) in ranked.items():
-        if tensor.ndim != rank:
-            wanted = ", ".join(["any"] * rank)
-            raise ValueError(
-                f"{name}: expected shape [{wanted}], got {list(tensor.shape)}; slice or reshape it"
-            )
-
-
 def stride_unit(tensor: torch.Tensor, *sizes: int) -> int:
     """The unit, in elements, in which a copy kernel is told strides and widths: 16 where the address and all
     ``sizes`` are multiples of it, so that the compiler sees that 16 bytes can go at once; else 1.

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specplug_kernels.contract import MAX_GRID, check, check_ranks
+from specplug_kernels.contract import MAX_GRID, check
 
 VOCABULARY_BLOCK = 4096
 WORD_BLOCK = 16  # tokens of a bad word compared at a time
@@ -85,12 +85,11 @@ def penalise(
 
     Raises ValueError for what it cannot read.
     """
-    check_ranks(logits=(logits, 2), repetition=(repetition, 1))
-    rows, vocabulary = logits.shape
-    check("logits", logits, torch.float32, (rows, vocabulary), dense_from=1)
+    check("logits", logits, torch.float32, (None, None), dense_from=1)
+    check("repetition", repetition, torch.float32, (None,), like=logits)
+    (rows, vocabulary), count = logits.shape, repetition.shape[0]
     _check_rows(slots, path, depths, logits)
-    count = repetition.shape[0]
-    for name, tensor in (("repetition", repetition), ("frequency", frequency), ("presence", presence)):
+    for name, tensor in (("frequency", frequency), ("presence", presence)):
         check(name, tensor, torch.float32, (count,), like=logits, dense_from=0)
     check("prompt_words", prompt_words, torch.int32, (count, None), like=logits, dense_from=1)
     check("output_counts", output_counts, torch.int32, (count, None), like=logits, dense_from=1)
@@ -192,14 +191,13 @@ def ban(
 
     Raises ValueError for what it cannot read.
     """
-    check_ranks(logits=(logits, 2), num_words=(num_words, 1))
-    rows = logits.shape[0]
-    check("logits", logits, torch.float32, (rows, None), dense_from=1)
+    check("logits", logits, torch.float32, (None, None), dense_from=1)
+    check("num_words", num_words, torch.int32, (None,), like=logits)
+    rows, count = logits.shape[0], num_words.shape[0]
     _check_rows(slots, path, depths, logits)
-    count = num_words.shape[0]
     for name, tensor in (("words", words), ("offsets", offsets), ("all_tokens", all_tokens)):
         check(name, tensor, torch.int32, (count, None), like=logits, dense_from=1)
-    for name, tensor in (("num_words", num_words), ("prompt_lens", prompt_lens), ("total_lens", total_lens)):
+    for name, tensor in (("prompt_lens", prompt_lens), ("total_lens", total_lens)):
         check(name, tensor, torch.int32, (count,), like=logits, dense_from=0)
     limit = min(MAX_GRID, offsets.shape[1] - 1)
     if not 0 <= most_words <= limit:

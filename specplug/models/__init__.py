@@ -6,11 +6,12 @@ and SHA-256, which `verify` checks; README.md is the model card. Weights are bf1
 CPU.
 """
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from specplug.provenance import file_hash
 
 PARTS = ("target", "dflash", "dspark")
 
@@ -90,7 +91,7 @@ def verify() -> list[Damage]:
                 damage.append(Damage(file, "missing"))
             elif file.stat().st_size != expected.bytes:
                 damage.append(Damage(file, f"expected {expected.bytes} bytes, got {file.stat().st_size}"))
-            elif hashlib.sha256(file.read_bytes()).hexdigest() != expected.sha256:
+            elif file_hash(file) != expected.sha256:
                 damage.append(Damage(file, "SHA-256 differs"))
         found = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
         damage += [

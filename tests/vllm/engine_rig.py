@@ -67,6 +67,17 @@ class Engine:
         """Outputs in the order of ``prompts``; ``params``: one SamplingParams for all, or one a prompt."""
         return _generate(self.llm, prompts, params)
 
+    def abandon(self, prompts: Sequence[Prompt], params: Any, *, steps: int) -> None:
+        """Abort requests after some steps, and step until nothing is left of them."""
+        engine, names = self.llm.llm_engine, [f"gone-{i}" for i in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request(names)
+        while engine.has_unfinished_requests():
+            engine.step()
+
     @property
     def core(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core

@@ -114,14 +114,7 @@ def test_whole_trees_on_two_ranks(plain, greedy, draft, async_scheduling):
         (answer,) = running.generate([second], greedy(20))
         assert answer.cached > 70
         assert differences(plain.generate([second], greedy(20)), [answer]) == []
-        core = running.llm.llm_engine
-        for i in range(3):
-            core.add_request(f"gone-{i}", {"prompt_token_ids": list(cut(8 + i, 40))}, greedy(60))
-        for _ in range(4):
-            core.step()
-        core.abort_request([f"gone-{i}" for i in range(3)])
-        while core.has_unfinished_requests():
-            core.step()
+        running.abandon([cut(8 + i, 40) for i in range(3)], greedy(60), steps=4)
         assert differences(plain.generate(short(3), greedy(20)), running.generate(short(3), greedy(20))) == []
         rounds = ranks.rounds()
         assert running.free_blocks == free

@@ -99,14 +99,7 @@ def test_every_max_tokens(plain, trees, greedy, long_run):
 
 
 def test_an_aborted_request_leaves_nothing(plain, trees, greedy):
-    core = trees.llm.llm_engine
-    for i in range(3):
-        core.add_request(f"aborted-{i}", {"prompt_token_ids": list(cut(8 + i, 40))}, greedy(60))
-    for _ in range(4):
-        core.step()
-    core.abort_request([f"aborted-{i}" for i in range(3)])
-    while core.has_unfinished_requests():
-        core.step()
+    trees.abandon([cut(8 + i, 40) for i in range(3)], greedy(60), steps=4)
     assert differences(plain.generate(short(3), greedy(20)), trees.generate(short(3), greedy(20))) == []
     assert trees.free_blocks == trees.free_at_start
 

@@ -7,9 +7,7 @@ before a step's forward and once before its draft. Nothing travels where no step
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +17,7 @@ from vllm.logger import init_logger
 import specplug
 from specplug import ranks
 from specplug.policies import Policy
+from specplug.provenance import file_hash
 from specplug.step_log import EngineFacts
 
 logger = init_logger("vllm.specplug")
@@ -69,9 +68,7 @@ def facts_of(vllm_config: Any, engine: EngineFacts, policy: Policy | None) -> di
         "threads": torch.get_num_threads() if vllm_config.device_config.device_type == "cpu" else None,
         "policy": None if policy is None else (type(policy).__qualname__, policy.reason),
         "options": repr(options),
-        "files": [_digest(path) for path in (options.cost_table, options.calibration)],
+        "files": [
+            None if path is None else file_hash(path) for path in (options.cost_table, options.calibration)
+        ],
     }
-
-
-def _digest(path: str | None) -> str | None:
-    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -4,10 +4,11 @@ one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 
-class TreeWorker:
+class TreeWorker(ABC):
     """Mixed in before a stock worker through vLLM's public option ``worker_cls``."""
 
     def init_device(self) -> None:
@@ -38,6 +39,6 @@ class TreeWorker:
 
             attach_manager(self.model_runner, self.facts, self.policy)
 
+    @abstractmethod
     def register_attention(self) -> None:
         """Put the tree-aware backend in place of the platform's, in this process only."""
-        raise NotImplementedError
