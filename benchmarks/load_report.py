@@ -61,7 +61,7 @@ class Outcome:
             "preemptions": int(told["vllm:num_preemptions_total"]),
             "most requests running, waiting": f"{max(s.running for s in samples)}, "
             f"{max(s.waiting for s in samples)}",
-            "memory: peak, final (MiB)": f"{max(s.own_mib for s in samples):.0f}, {last.own_mib:.0f}",
+            "memory: start, halfway, peak, final (MiB)": memory(samples),
             "memory: slope over the second half (MiB an hour)": "too short to tell"
             if per_second is None
             else round(per_second * HOUR_SECONDS, 1),
@@ -85,6 +85,15 @@ class Outcome:
             "near ties (fp32, judged by the gap)": len(near_ties),
         }
 
+    def note_plain_memory(self, watch: Watch) -> None:
+        """What stock code needs under the same requests; it answers them faster, so the count is the clock."""
+        self.wrong += watch.trouble
+        looks = [one for one in watch.samples if one.idle]
+        if looks:
+            self.rows["memory of the plain server, same requests: start, halfway, peak, final (MiB)"] = memory(
+                looks
+            )
+
     def note_chaos(self, death: Death) -> None:
         self.wrong += death.wrong
         self.rows |= {
@@ -93,6 +102,11 @@ class Outcome:
             "engine killed: /health fails": "yes" if death.health_fails else "no",
             "engine killed: server ended after (s), exit code": f"{death.seconds:.1f}, {death.exit_code}",
         }
+
+
+def memory(samples: Sequence[Sample]) -> str:
+    own = [one.own_mib for one in samples]
+    return f"{own[0]:.0f}, {own[len(own) // 2]:.0f}, {max(own):.0f}, {own[-1]:.0f}"
 
 
 def table(outcome: Outcome) -> str:

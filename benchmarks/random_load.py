@@ -16,6 +16,7 @@ wrong.
 import argparse
 import datetime
 import json
+import math
 import random
 import shlex
 import sys
@@ -45,6 +46,7 @@ IDLE_LIMIT_SECONDS = (
     300.0  # to run dry after the last client; a request of a client that left is not computed
 )
 REPLAYS = 24  # requests that plain decoding answers at a time
+LOOKS = 16  # at the plain server's memory, while it answers them all
 
 
 def main() -> None:
@@ -119,7 +121,9 @@ def run(arguments: argparse.Namespace, speculative: dict[str, Any]) -> Outcome:
             outcome.note_chaos(kill_engine(one, [requests.draw() for _ in range(40)], send))
     with started(arguments, arguments.out / "plain.log", None) as one:
         one.wait_ready("plain")
-        outcome.note_comparison(*compare_all(one, answered))
+        watch = Watch(one, every_seconds=5.0)
+        outcome.note_comparison(*compare_all(one, answered, watch))
+        outcome.note_plain_memory(watch)
     return outcome
 
 
@@ -174,13 +178,18 @@ def serve(one: server.Server, asks: Sequence[Ask], clients: int) -> list[Reply]:
 
 
 def compare_all(
-    one: server.Server, answered: Sequence[tuple[Ask, Reply]]
+    one: server.Server, answered: Sequence[tuple[Ask, Reply]], watch: Watch
 ) -> tuple[int, list[judge.Divergence], list[judge.Divergence]]:
     """Number of compared answers, mismatches, and near ties."""
     chosen = [(ask, reply) for ask, reply in answered if ask.seeded and reply.status == 200 and reply.parts]
     asked = [as_whole(ask, reply) for ask, reply in chosen]
     print(f"  plain decoding answers {len(asked)} requests", file=sys.stderr)
-    plain = serve(one, asked, REPLAYS)
+    plain: list[Reply] = []
+    step = math.ceil(len(asked) / LOOKS)
+    while len(plain) < len(asked):
+        plain += serve(one, asked[len(plain) : len(plain) + step], REPLAYS)
+        watch.wait_idle(limit_seconds=IDLE_LIMIT_SECONDS)
+    watch.stop()
     mismatches, ties = [], []
     for (ask, reply), want, again in zip(chosen, plain, asked, strict=True):
         for found in judge.compare(ask, want, reply):
