@@ -86,13 +86,11 @@ class Outcome:
         }
 
     def note_plain_memory(self, watch: Watch) -> None:
-        """What stock code needs under the same requests; it answers them faster, so the count is the clock."""
+        """What stock code needs under the same requests; halfway is after half of them."""
         self.wrong += watch.trouble
         looks = [one for one in watch.samples if one.idle]
         if looks:
-            self.rows["memory of the plain server, same requests: start, halfway, peak, final (MiB)"] = memory(
-                looks
-            )
+            self.rows["memory of the plain server: start, halfway, peak, final (MiB)"] = memory(looks)
 
     def note_chaos(self, death: Death) -> None:
         self.wrong += death.wrong

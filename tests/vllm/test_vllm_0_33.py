@@ -4,6 +4,7 @@ vllm_0_33_signatures.txt is written by signatures.py. The installed release goes
 """
 
 import importlib.util
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,3 +117,16 @@ def test_rows_of_the_grammar_mask(monkeypatch, fixed, second):
     assert mask.shape == (2 * second, 1)
     assert mask[[0, second], 0].tolist() == [1, 2]
     assert isinstance(mask, np.ndarray)
+
+
+def test_a_step_whose_drafts_nobody_can_use_does_not_shift_the_shapes():
+    """0.33 tells such a step 0 rows though trees were decided for it; the next steps keep their own shape."""
+    from specplug_vllm.manager import BudgetManager
+
+    manager = object.__new__(BudgetManager)
+    decided = iter(["tree", "plain", "chain"])
+    manager.policy = SimpleNamespace(draft=lambda requests, context: next(decided))
+    manager.budget, manager._context, manager._peaks = 8, 0.0, {}
+    manager._in_flight, manager._shapes = deque(), deque()
+    assert [manager.draft_rows(2) for _ in range(3)] == [8, 0, 8]
+    assert [manager.coming_shape(2, rows) for rows in (0, 0, 8)] == ["plain", "plain", "chain"]

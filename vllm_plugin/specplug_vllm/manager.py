@@ -202,18 +202,20 @@ class BudgetManager(stock.AdaptiveVerificationManager):
         """Draft rows to schedule for each of ``requests``; decides whether the coming round drafts at all."""
         self._drain()
         shape = self.policy.draft(requests, context=self._context)
+        self._shapes.append(shape)
         if shape == "plain":
             return 0
-        self._shapes.append(shape)
         peak = self._peaks.get(requests.bit_length())
         return self.budget if peak is None else min(self.budget, max(LEAST_ROWS, int(HEADROOM * peak) + 1))
 
     def coming_shape(self, requests: int, rows: int | None) -> Shape:
-        """What to draft now. ``rows``: draft rows the scheduler will reserve, None where it does not say."""
+        """What to draft now. ``rows``: draft rows the scheduler will reserve, None where it does not say; 0
+        also where no request can use a draft (vLLM 0.33), whatever was decided for the step."""
+        shape = self._shapes.popleft() if self._shapes else None
         if rows == 0:
             return "plain"
-        if self._shapes:
-            return self._shapes.popleft()
+        if shape is not None:
+            return shape
         return ranks.decided(lambda: self.policy.draft(requests, context=self._context))
 
     def begin(self, input_batch: Any) -> None:
