@@ -147,26 +147,29 @@ def test_the_grid_equals_plain(plain, number):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_value_changes_an_answer(plain):
-    """The control: an engine that took no notice of a value would be seen. Two requests with each are asked
-    of plain decoding once more, with the value as it is when nothing is asked for.
+    """The control: an engine that took no notice of a value would be seen. Requests with each value are asked
+    of plain decoding once more, with the value as it is when nothing is asked for, until one answer differs.
     """
-    rows, cells, asked, without = list(enumerate(grid.requests(COUNT))), [], [], []
+    rows = list(enumerate(grid.requests(COUNT)))
+    waiting = {}  # (parameter, value) -> requests with it, and the same without
     for name, (nothing, *values) in grid.REQUESTS.items():
         for value in values if name != "prompt" else ():
             # No sampled request of the grid may be greedy as it is: another temperature then.
             other = nothing if name != "temperature" else next(t for t in values if t != value)
             with_it = [(i, row) for i, row in rows if row[name] == value and grid.fits(row, name, other)]
-            long_first = sorted(with_it, key=lambda each: -int(each[1]["max_tokens"]))
-            for i, row in long_first[:2]:
-                cells.append((name, value))
-                asked.append((i, row))
-                without.append((i, {**row, name: other}))
+            with_it.sort(key=lambda each: -int(each[1]["max_tokens"]))
+            waiting[name, value] = [(i, row, {**row, name: other}) for i, row in with_it]
 
     def answers(chosen):
         prompts = [grid.prompt_of(row, i) for i, row in chosen]
         return plain.generate(prompts, [grid.one_by_one(grid.params_of(row, i))[-1] for i, row in chosen])
 
-    changed = dict.fromkeys(cells, 0)
-    for cell, want, other in zip(cells, answers(asked), answers(without), strict=True):
-        changed[cell] += bool(grid.unlike(want, other))
-    assert [cell for cell, times in changed.items() if not times] == []
+    count = 2  # requests of each value that is still waiting
+    while any(waiting.values()):
+        asked = [(cell, *each) for cell, requests in waiting.items() for each in requests[:count]]
+        have = answers([(i, row) for _, i, row, _ in asked])
+        want = answers([(i, row) for _, i, _, row in asked])
+        changed = {one[0] for one, a, b in zip(asked, have, want, strict=True) if grid.unlike(a, b)}
+        waiting = {cell: requests[count:] for cell, requests in waiting.items() if cell not in changed}
+        count *= 2
+    assert not waiting, "no request of the grid shows these values"
