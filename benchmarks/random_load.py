@@ -137,6 +137,8 @@ def started(arguments: argparse.Namespace, log: Path, speculative: dict[str, Any
     blocks = arguments.blocks if speculative else MAX_MODEL_LEN // BLOCK * REPLAYS
     command += ["--num-gpu-blocks-override", str(blocks)]
     environment = server.engine_environment(on_gpu=False)
+    # oneDNN keeps the compiled products of the last 1,024 shapes: a curve that ends after hours.
+    environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "0"
     if speculative is None:
         # The values that judge a near tie are those that the noise is added to.
         command += ["--logprobs-mode", "raw_logprobs"]

@@ -18,6 +18,7 @@ from typing import Any, get_args
 import msgspec
 
 from specplug.config import TreeOptions
+from specplug_kernels import ops
 from specplug_sglang import dspark
 from specplug_sglang.config import CONFIG, Flags
 
@@ -67,6 +68,11 @@ vllm serve TARGET --speculative-config '{"method": "ddtree", "model": "DRAFT", "
 VLLM_AFTER = """
 `-` and `_` in a key are the same. The budget bounds the depth too: a tree of B nodes is no deeper than B. A
 request verifies `tree_budget` + 1 rows, its root among them.
+
+The Triton kernels take a `tree_budget` up to {budget}, `candidates` up to {candidates} (of drafts with
+a Markov head), a depth up to {depth}, head sizes up to {head} that are multiples of {unit}, and a vocabulary
+up to {vocab:,}. Beyond one of these `"auto"` runs torch for all of a round's device work, and the log says
+why; `"triton"` is refused at the start.
 
 Keys of vLLM that keep their meaning: {host}.
 """
@@ -128,7 +134,15 @@ def document() -> str:
             HEAD,
             VLLM,
             vllm_table(),
-            VLLM_AFTER.format(host=host),
+            VLLM_AFTER.format(
+                host=host,
+                budget=ops.MAX_BUDGET,
+                candidates=ops.MAX_CANDIDATES,
+                depth=ops.MAX_DEPTH,
+                head=ops.MAX_HEAD_SIZE,
+                unit=ops.HEAD_SIZE_UNIT,
+                vocab=ops.MAX_VOCAB,
+            ),
             SGLANG,
             sglang_table(),
             SGLANG_AFTER,

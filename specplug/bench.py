@@ -12,8 +12,18 @@ from pathlib import Path
 
 from specplug import bench_compare, bench_report, models
 from specplug.arguments import check_new_file
-from specplug.bench_plan import CONCURRENCY, CPU_CONCURRENCY, CPU_MAX_TOKENS, MAX_TOKENS, REPEATS, planned
+from specplug.bench_plan import (
+    BUDGET,
+    CONCURRENCY,
+    CPU_CONCURRENCY,
+    CPU_MAX_TOKENS,
+    MAX_TOKENS,
+    REPEATS,
+    TARGET,
+    planned,
+)
 from specplug.bench_result import BenchResult, read_result
+from specplug.config import MAX_TREE_BUDGET
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--recipe", help="name or path of a recipe: its target, its arms")
     what.add_argument(
         "--target",
-        default="deep-thin",
-        help=f"folder, hub id, or a shipped set ({shipped}); default deep-thin",
+        help=f"folder, hub id, or a shipped set ({shipped}); default {TARGET}; a recipe has its own",
     )
     what.add_argument("--draft", help="folder or hub id; default: the shipped set's dspark draft")
     what.add_argument(
@@ -33,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and {target} stand for the models; with --recipe the name of one of its arms. Repeatable; default: "
         "a tree",
     )  # fmt: skip
-    what.add_argument("--budget", type=int, default=16, help="nodes of the default arm's tree; default 16")
+    what.add_argument("--budget", type=int, help=f"nodes of the default arm's tree; default {BUDGET}")
     what.add_argument(
         "--server-args", default="", metavar="ARGS", help="more flags of every arm's server, as one string"
     )
@@ -163,6 +172,8 @@ def _check(a: argparse.Namespace) -> None:
         ("--max-tokens", a.max_tokens, 4),  # SGLang's generator refuses fewer
         ("--quality-prompts", a.quality_prompts, 0),
         ("--samples", a.samples, 0),
+        ("--seed", a.seed, 0),
+        ("--budget", a.budget, 1),
         *(("--concurrency", value, 1) for value in a.concurrency or []),
     ):
         if value is not None and value < least:
@@ -174,8 +185,29 @@ def _check(a: argparse.Namespace) -> None:
         raise ValueError(f"--temperature: expected 0 or more, got {a.temperature}")
     if not 0 < a.top_p <= 1:
         raise ValueError(f"--top-p: expected above 0, at most 1, got {a.top_p}")
-    if a.recipe and (a.engine or a.draft or any("=" in arm for arm in a.arm)):
-        raise ValueError("--recipe: it says engine, models and arms; name its arms by --arm NAME")
+    for flag, value, most in (
+        ("--budget", a.budget, MAX_TREE_BUDGET),
+        ("--seed", a.seed, (1 << 32) - a.repeats),  # numpy's limit; a repeat adds its number
+    ):
+        if value is not None and value > most:
+            raise ValueError(f"{flag}: expected at most {most}, got {value}")
+    if a.near_tie is not None and not 0 <= a.near_tie < float("inf"):
+        raise ValueError(f"--near-tie: expected 0 or more, got {a.near_tie}")
+    if a.recipe is not None:
+        own = {"--engine": a.engine, "--target": a.target, "--draft": a.draft, "--budget": a.budget}
+        own |= {f"--arm {arm}": arm for arm in a.arm if "=" in arm}
+        for flag, value in own.items():
+            if value is not None:
+                raise ValueError(
+                    f"--recipe and {flag}: expected one of them, as a recipe says engine, models and arms, "
+                    "got both; leave one out, and name a recipe's arms by --arm NAME"
+                )
+    beside = [a.out.with_suffix(ending) for ending in (".md", ".png", ".run")]
+    if a.out in beside or beside[0].is_dir() or beside[2].is_file():
+        raise ValueError(
+            f"--out {a.out}: expected a name beside which the report {beside[0].name} and the folder "
+            f"{beside[2].name} can stand, got one where they cannot; take another, such as bench.json"
+        )
     if a.resume:
         if not a.out.is_file():
             raise ValueError(f"--resume: {a.out}: expected the file of an interrupted run, found none")

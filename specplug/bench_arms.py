@@ -19,13 +19,14 @@ from specplug import recipe, recipe_arms, server, sglang_server
 from specplug.bench_result import BASELINE, Arm
 from specplug.recipe_shelf import Shelved
 
-# Flags that must be equal: another value is another model, precision, length or machine.
+# Flags that must be equal, as `specplug.recipe_arms` names them: another value is another model, precision,
+# length or machine.
 SAME = {
     *("program", "model", "model-path", "revision", "code-revision", "tokenizer", "chat-template"),
     *("dtype", "quantization", "kv-cache-dtype", "load-format", "hf-overrides", "json-model-override-args"),
     *("max-model-len", "context-length", "device"),
-    *("tensor-parallel-size", "tp-size", "tp", "pipeline-parallel-size", "pp-size"),
-    *("data-parallel-size", "dp-size", "dp", "expert-parallel-size", "ep-size", "enable-expert-parallel"),
+    *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "expert-parallel-size"),
+    *("enable-expert-parallel",),
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -94,7 +95,10 @@ def from_flags(
             raise ValueError(f"--arm: expected names, each once and none of them {BASELINE!r}, got {name!r}")
         if "{draft}" in text and draft is None:
             raise ValueError(f"--arm {name}: it names {{draft}}, and there is none; give --draft")
-        flags = [word.replace("{draft}", draft or "").replace("{target}", target) for word in words(text)]
+        flags = [
+            word.replace("{draft}", draft or "").replace("{target}", target)
+            for word in words(text, f"--arm {name}")
+        ]
         environment = {}
         while flags and _VARIABLE.match(flags[0]):
             variable, _, value = flags.pop(0).partition("=")
@@ -111,23 +115,23 @@ def _tree(engine: str, budget: int) -> str:
     return "ddtree=" + " ".join(f"--{flag} {value}" for flag, value in flags.items())
 
 
-def words(text: str) -> list[str]:
+def words(text: str, flag: str) -> list[str]:
     """A command line's words, as a shell reads them; a JSON object is one word, quoted or not.
 
-    Raises ValueError for a quote or a brace that is not closed.
+    Raises ValueError, naming ``flag``, for a quote or a brace that is not closed.
     """
     objects: list[str] = []
     while found := _OBJECT.search(text):
         try:
             _, end = json.JSONDecoder().raw_decode(text, found.start())
         except ValueError as error:
-            raise ValueError(f"--arm: expected JSON, got {text[found.start() :]!r}: {error}") from None
+            raise ValueError(f"{flag}: expected JSON, got {text[found.start() :]!r}: {error}") from None
         objects.append(text[found.start() : end])
         text = f"{text[: found.start()]}\0{len(objects) - 1}\0{text[end:]}"
     try:
         split = shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"--arm: {error} in {text!r}") from None
+        raise ValueError(f"{flag}: {error} in {text!r}; close it") from None
     return [re.sub("\0(\\d+)\0", lambda number: objects[int(number[1])], word) for word in split]
 
 
@@ -139,23 +143,31 @@ def started(arm: Arm, port: int) -> list[str]:
 
 def with_flags(arm: Arm, flags: Sequence[str]) -> Arm:
     """The arm with more flags at the end, where an engine takes them before others of the same name."""
-    return msgspec.structs.replace(arm, command=[*arm.command, *flags])
+    return _arm(arm.name, [*arm.command, *flags], arm.environment)
 
 
-def flag(arm: Arm, name: str) -> str | None:
+def flag(command: Sequence[str], name: str) -> str | None:
     """The last value of a flag, None where it is not given."""
-    return _settings(arm.name, arm.command, arm.environment).get(name)
+    return _settings(BASELINE, command, {}).get(name)
 
 
 def compared(arms: Sequence[Arm], baseline: Arm) -> list[Arm]:
     """The arms, each labelled with what else it differs in from the baseline.
 
-    Raises ValueError where that is the model, its precision, a length or the machine.
+    Raises ValueError where that is the model, its precision, a length or the machine, for a baseline that
+    speculates, and for a port.
     """
     base = _settings(baseline.name, baseline.command, baseline.environment)
+    if baseline.speculative:
+        raise ValueError(
+            f"arm {baseline.name}: expected plain decoding, got the method {base[recipe_arms.METHOD]}; give "
+            "flags of speculation to another arm"
+        )
     done = []
     for arm in arms:
         mine, labels = _settings(arm.name, arm.command, arm.environment), list(arm.labels)
+        if (port := mine.get("--port", "{port}")) != "{port}":
+            raise ValueError(f"arm {arm.name}: --port: expected none, as a free one is taken, got {port}")
         for name in sorted(base.keys() | mine.keys()):
             if mine.get(name) == base.get(name) or name.startswith(recipe_arms.SPECULATION):
                 continue
@@ -176,9 +188,10 @@ def _said(value: str | None) -> str:
 
 def _arm(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Arm:
     settings = _settings(name, command, environment)
-    speculative = settings[recipe_arms.METHOD] != "none" or recipe_arms.SPECULATION + "model" in settings
+    speculative = settings[recipe_arms.METHOD] != "none"
     labels = []
-    uncaptured = '"NONE"' in settings.get("--compilation-config", "")
+    uncaptured = '"NONE"' in settings.get("--compilation-config", "").upper()
+    uncaptured = uncaptured or settings.get("--optimization-level") == "0"
     if uncaptured or "--enforce-eager" in settings or "--disable-cuda-graph" in settings:
         labels.append(_EAGER)
     simulated = {**os.environ, **environment}.get("SGLANG_SIMULATE_ACC_LEN", "")

@@ -52,10 +52,8 @@ def side_by_side(one: BenchResult, other: BenchResult) -> str:
     refuse_other_settings(one, other, what="--compare", free=FREE)
     loads = [load for load in one.loads() if load in other.loads()]
     if not loads:
-        raise ValueError(
-            f"--compare: expected a load in both runs, got {', '.join(map(str, one.loads()))} and "
-            f"{', '.join(map(str, other.loads()))}"
-        )
+        first, second = (", ".join(map(str, run.loads())) or "none" for run in (one, other))
+        raise ValueError(f"--compare: expected a load in both runs, got {first} and {second}")
     names = list(dict.fromkeys(arm.name for arm in (*one.arms, *other.arms)))
     lines = ["| load | arm | first run | second run |", "| --- | --- | --- | --- |"]
     for load in loads:

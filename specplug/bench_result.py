@@ -16,6 +16,7 @@ import msgspec
 from specplug.jsonfile import read_struct
 
 BASELINE = "plain"  # name of the arm without speculation
+_AGAIN = "; measure again, or mend the file"
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +94,10 @@ class Cell(_Part, frozen=True, kw_only=True):
     peak_device_bytes: int | None  # memory of the GPUs in use, all processes; None without one
     date: str  # ISO 8601, at its end
 
+    def __post_init__(self) -> None:
+        if not self.repeats:
+            raise ValueError(f"repeats: expected one or more of {self.arm}, {self.load}, got none{_AGAIN}")
+
     def median(self, name: str, part: str | None = None) -> float | None:
         """Median over the repeats of ``Repeat.name``, or of ``Repeat.name.part``; None where nobody knows."""
         values = self.values(name, part)
@@ -114,6 +119,10 @@ class Arm(_Part, frozen=True, kw_only=True):
     environment: dict[str, str]  # what differs from the calling process's environment
     speculative: bool  # the engine was asked to speculate
     labels: list[str] = []  # what to know before reading its numbers: eager mode, synthetic acceptance, ...
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ValueError(f"command: expected the server's of arm {self.name}, got nothing{_AGAIN}")
 
 
 class Divergence(_Part, frozen=True, kw_only=True):
@@ -196,7 +205,7 @@ class Settings(_Part, frozen=True, kw_only=True):
     device: str  # see provenance.device_name
     on_gpu: bool
     target: str  # as the user named it
-    target_hash: str  # SHA-256 of config.json, empty = not found on this machine
+    target_hash: str  # SHA-256 of config.json, empty = it has none
     dtype: str  # as asked for; "auto" = the engine's choice
     prompts: str  # where they come from
     prompts_hash: str  # SHA-256 of the texts sent, in order
@@ -228,6 +237,22 @@ class BenchResult(_Part, frozen=True, kw_only=True):
     date: str  # ISO 8601, when it began
     command: str
 
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        cells = [(cell.arm, str(cell.load)) for cell in self.cells]
+        judged = [one.arm for one in self.quality]
+        for what, given in (
+            ("arms", names),
+            ("cells", [", ".join(one) for one in cells]),
+            ("quality", judged),
+        ):
+            if twice := [one for one in given if given.count(one) > 1]:
+                raise ValueError(f"{what}: expected each once, got {twice[0]} twice{_AGAIN}")
+        for arm in (self.baseline, *(arm for arm, _ in cells), *judged):
+            if arm not in names:
+                known = ", ".join(names) or "none"
+                raise ValueError(f"arms: expected one named {arm!r}, which is measured, got {known}{_AGAIN}")
+
     def cell(self, arm: str, load: Load) -> Cell | None:
         """The cell of an arm under a load, None while it is not measured."""
         return next((cell for cell in self.cells if cell.arm == arm and cell.load == load), None)
@@ -247,7 +272,11 @@ class BenchResult(_Part, frozen=True, kw_only=True):
 
 def read_result(path: Path | str) -> BenchResult:
     """A file of `specplug bench`. Raises ValueError in one sentence for anything else."""
-    return read_struct(path, BenchResult, what="a result of specplug bench", fix="give the JSON of --out")
+    what, fix = "a result of specplug bench", "give the JSON of --out"
+    try:
+        return read_struct(path, BenchResult, what=what, fix=fix)
+    except OSError as error:
+        raise ValueError(f"{path}: expected {what}, got none: {error.strerror}; {fix}") from None
 
 
 def write_result(result: BenchResult, path: Path) -> None:

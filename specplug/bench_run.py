@@ -47,7 +47,7 @@ class Bench:
     loads: Sequence[Load]
     prompts: Sequence[Prompt]
     requests: int | None  # of a load; None = see `requests_of`
-    tokenizer: str  # folder or hub id of the target
+    tokenizer: str  # folder of the target's
     folder: Path  # logs, the generator's files and the answers
     out: Path
 
@@ -58,6 +58,9 @@ class Bench:
     def run(self) -> None:
         """Measure what is missing. Raises RuntimeError naming the arm where a server or a load fails."""
         self.folder.mkdir(exist_ok=True)
+        if not self.result.cells:  # what an earlier run of this name left
+            for kind in ("greedy", "sampled"):
+                self._answers(kind).unlink(missing_ok=True)
         missing = {arm.name: self._missing(arm) for arm in self.result.arms}
         runs = sum(map(len, missing.values())) * self.settings.repeats
         with tqdm(total=runs, unit="run") as bar:

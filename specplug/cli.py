@@ -1,10 +1,11 @@
 """Command line of specplug; `specplug --help` lists the commands.
 
 Exit codes: 0 all is as asked, 1 something asked for failed or is off, 2 the arguments cannot work, 130 and
-143 for Ctrl-C and SIGTERM, after everything that was started has been ended.
+143 for Ctrl-C and SIGTERM, after everything that was started has been ended, 141 for a closed output.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_by_signal)
     try:
-        sys.exit(COMMANDS[arguments.command][0].run(arguments))
+        code = COMMANDS[arguments.command][0].run(arguments)
+        sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         print(f"\nspecplug {arguments.command}: interrupted; what it had started is ended", file=sys.stderr)
         sys.exit(130)
@@ -81,6 +84,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except RuntimeError as error:
         print(f"specplug {arguments.command}: {error}", file=sys.stderr)
         sys.exit(1)
+    except BrokenPipeError:  # who read the output has ended, as in `specplug recipe list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        print(f"specplug {arguments.command}: {_said(error)}", file=sys.stderr)
+        sys.exit(1 if error.filename is None else 2)
+
+
+def _said(error: OSError) -> str:
+    """One sentence: which path, and what the system says of it."""
+    if error.filename is None:  # no path of the user's, such as a full disk or a library's own
+        return " ".join(str(error).split())
+    name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+    reason = error.strerror or type(error).__name__
+    return f"{name}: expected a path that can be read or written, got {reason!r}; name another one"
 
 
 def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:

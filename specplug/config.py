@@ -40,7 +40,8 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     calibration: file that turns draft probabilities into acceptance probabilities. None: as drafted.
     online: follow the costs and the acceptance seen in service; false: table and calibration as read.
     record: folder for the steps' times and every round's tree and outcome. None: nothing is written.
-    kernels: "triton" or "torch" for a round's device work; "auto": Triton on a GPU, torch elsewhere.
+    kernels: "triton" or "torch" for a round's device work; "auto": Triton on a GPU, torch elsewhere
+    and beyond Triton's limits.
     explore: profiling mode: shapes and node totals are drawn at random; needs ``record``.
     full_graphs: let the host capture the whole forward as a CUDA graph; false: all of it but attention.
 
@@ -86,6 +87,13 @@ class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"candidates: expected 1..{MAX_CANDIDATES} tokens per depth, got {self.candidates}; "
                 "leave the key out to take 32"
             )
+        for key in ("cost_table", "calibration", "record"):
+            named = getattr(self, key)
+            if named is not None and not named.strip():
+                raise ValueError(
+                    f"{key}: expected a {'folder' if key == 'record' else 'file'}, got an empty string; "
+                    "name it or leave the key out"
+                )
         if not 0 <= self.min_gain < 1:
             raise ValueError(
                 f"min_gain: expected a fraction, 0 up to 1, got {self.min_gain}; 0.02 is two percent"

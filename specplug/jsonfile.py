@@ -6,7 +6,7 @@ import difflib
 import re
 import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -47,20 +47,20 @@ def _then(fix: str) -> str:
 
 
 def _hint(message: str, kind: type[msgspec.Struct]) -> str:
-    unknown = re.search(r"unknown field `(.*?)`", message)
+    unknown = re.search(r"unknown field `(.*?)`(?: - at `\$(.*)`)?", message, re.DOTALL)
     if unknown is None:
         return ""
-    known = sorted(_names(kind))
+    structs = [kind]
+    for key in re.findall(r"\.(\w+)", unknown[2] or ""):
+        fields = [field for one in structs for field in msgspec.structs.fields(one)]
+        structs = [one for field in fields if field.encode_name == key for one in _structs(field.type)]
+    known = sorted({field.encode_name for one in structs for field in msgspec.structs.fields(one)})
     nearest = difflib.get_close_matches(unknown[1], known, n=1)
     return f"; did you mean {nearest[0]!r}?" if nearest else f"; known keys: {', '.join(known)}"
 
 
-def _names(kind: type[msgspec.Struct]) -> set[str]:
-    """Keys of a struct and of the structs in its lists."""
-    names: set[str] = set()
-    for field in msgspec.structs.fields(kind):
-        names.add(field.encode_name)
-        for inner in (field.type, *getattr(field.type, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-                names |= _names(inner)
-    return names
+def _structs(kind: Any) -> list[type[msgspec.Struct]]:
+    """The struct that a type is, or those in its lists, mappings and alternatives."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [one for part in getattr(kind, "__args__", ()) for one in _structs(part)]

@@ -15,6 +15,7 @@ Paths of files are relative to the recipe's folder. In commands and environments
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ STATUSES = {
 }
 SHIPPED = "specplug:"  # model or data set inside the package: specplug:deep-thin/target, specplug:prompts
 BLOCK_DRAFTS = ("dflash", "dspark")  # kinds whose layout a recipe states
+DRAFTS = (*BLOCK_DRAFTS, "eagle3", "medusa", "mtp", "model")  # model: a small language model
+PROMPTS = SHIPPED + "prompts"  # the package's held-out prompts, as a data set
 PLACEHOLDERS = ("target", "draft", "port", "cost_table", "calibration", "folder")
 
 
@@ -70,7 +73,9 @@ class Device(_Part, frozen=True):
 
 
 class Model(_Part, frozen=True):
-    """A model of the package (``specplug:SET/PART``), with a hash a file, or of the hub, with a revision."""
+    """A model of the package (``specplug:SET/PART``) or a folder, with a hash a file, or of the hub, with a
+    revision. A folder is found from where specplug is started, not from the recipe's folder.
+    """
 
     model: str
     revision: str | None = None
@@ -81,7 +86,7 @@ class Model(_Part, frozen=True):
 class Draft(Model, frozen=True, kw_only=True):
     """A draft, and what it is; of a draft that is here `check` compares this with the checkpoint."""
 
-    kind: str  # "dflash", "dspark", "eagle3", "medusa", "mtp", "model" (a small language model)
+    kind: str  # one of DRAFTS
     layout: Literal["anchor_first", "fill_in"] | None = None  # of block drafts; null: no block draft
     depth: int | None = None  # tokens one pass predicts
     target_layer_ids: list[int] | None = None  # output of that target layer, -1 = the embedding
@@ -105,7 +110,7 @@ class Sampling(_Part, frozen=True):
 
 
 class Chat(_Part, frozen=True):
-    template: str | None  # "target" = the target's own; null = plain completions
+    template: Literal["target"] | None  # the target's own; null = plain completions
     thinking: bool | None  # null = the model knows no such switch
 
 
@@ -212,7 +217,7 @@ def read_recipe(path: Path | str) -> Recipe:
     """The recipe in a recipe.json or in the folder that holds one. Raises ValueError in one sentence."""
     file = Path(path)
     file = file / FILE if file.is_dir() else file
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(
             f"{path}: expected a recipe's folder or its {FILE}, found none; see specplug recipe list"
         )
@@ -247,11 +252,12 @@ def model_name(model: Model) -> str:
 
 
 def is_date(text: str) -> bool:
+    """Whether it is a day as YYYY-MM-DD; Python alone would take 20261130 and 2026-W48-1 too."""
     try:
         datetime.date.fromisoformat(text)
     except ValueError:
         return False
-    return True
+    return re.fullmatch(r"\d{4}-\d\d-\d\d", text) is not None
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

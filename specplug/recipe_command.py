@@ -15,7 +15,7 @@ from specplug import recipe_engine, recipe_facts, recipe_run
 from specplug.arguments import check_new_file
 from specplug.recipe import STATUSES
 from specplug.recipe_facts import Finding
-from specplug.recipe_shelf import Shelved, find, folders
+from specplug.recipe_shelf import Shelved, doubles, find, folders
 from specplug.recipe_text import lines
 from specplug.recipe_verdict import judge, reproduced
 
@@ -78,8 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    rows, faults = [], []
-    for folder in folders(arguments.dir):
+    every = folders(arguments.dir)
+    rows, faults = [], doubles(every)
+    for folder in every:
         try:
             rows.append(find(str(folder)).recipe)
         except ValueError as error:
@@ -119,10 +120,10 @@ def _check(shelved: Shelved, arguments: argparse.Namespace) -> int:
         add(one)
     folder = arguments.env or recipe_engine.default_folder(recipe.engine.name)
     found = recipe_engine.environment(recipe, folder)
-    runnable = True
     for one in recipe_engine.here(recipe, found):
-        runnable = runnable and one.state == "ok"
         add(one)
+    # A list of pins that cannot be looked at keeps nothing from running.
+    lacking = [one for one in findings if one.state == "absent" and one.what != "requirements"]
     if not arguments.no_engine:
         for one in recipe_engine.asked_arms(recipe, shelved.folder, found):
             add(one)
@@ -133,8 +134,9 @@ def _check(shelved: Shelved, arguments: argparse.Namespace) -> int:
         return 1
     reached = sorted({one.detail.partition(";")[0] for one in findings if one.what.startswith("arm ")})
     asked = "its engine was not asked" if not reached else f"its commands: {', '.join(reached)}"
-    print(f"recipe {recipe.name}: no fault found; {asked}; it can{'' if runnable else 'not'} run here")
-    return 1 if arguments.here and not runnable else 0
+    able = f"it cannot run here: {lacking[0].what}: {lacking[0].detail}" if lacking else "it can run here"
+    print(f"recipe {recipe.name}: no fault found; {asked}; {able}")
+    return 1 if arguments.here and lacking else 0
 
 
 def _print(one: Finding) -> None:

@@ -53,21 +53,25 @@ def default_folder(engine: str) -> Path:
 
 
 def environment(recipe: Recipe, folder: Path) -> Environment:
-    """Ask an environment for the recipe's packages. Raises ValueError where there is no Python."""
+    """Ask an environment for the recipe's packages. Raises ValueError where no Python answers."""
     python = folder / "bin" / "python"
     if not python.is_file():
         raise ValueError(f"--env {folder}: expected an environment with bin/python, found none")
     names = [recipe.engine.name, "torch", "triton", "specplug"]
     if recipe.engine.distribution:
         names.append(recipe.engine.distribution.partition("==")[0])
-    asked = subprocess.run(
-        [python, "-c", _ASK, *names], capture_output=True, text=True, timeout=PROBE_SECONDS
+    try:
+        code, out, err = _run([str(python), "-c", _ASK, *names], "", dict(os.environ))
+        if code:
+            raise ValueError(f"exit code {code}: {(err.strip().splitlines() or ['nothing said'])[-1]}")
+        return Environment(folder, **json.loads((out.strip().splitlines() or [""])[-1]))
+    except subprocess.TimeoutExpired:
+        fault = f"no answer within {PROBE_SECONDS:.0f} s"
+    except (OSError, ValueError, TypeError) as error:
+        fault = str(error)
+    raise ValueError(
+        f"--env {folder}: expected a Python that says what is installed, got {fault}; give another folder"
     )
-    if asked.returncode:
-        raise ValueError(
-            f"--env {folder}: its Python does not work: {asked.stderr.strip().splitlines()[-1:]}"
-        )
-    return Environment(folder, **json.loads(asked.stdout))
 
 
 def here(recipe: Recipe, found: Environment) -> Iterator[Finding]:
@@ -83,7 +87,7 @@ def here(recipe: Recipe, found: Environment) -> Iterator[Finding]:
     else:
         other = _other_build(recipe, found)
         yield Finding("engine", "absent" if other else "ok", f"{engine.name} {version}{other}")
-    for name in ("python", "torch", "triton"):
+    for name in ("python", "torch", "triton", "specplug"):
         pinned, version = getattr(recipe.software, name), found.versions[name]
         if pinned is not None and pinned not in (version, (version or "").partition("+")[0]):
             yield Finding(name, "absent", f"expected {pinned}, {found.folder} has {version or 'none'}")
@@ -168,7 +172,7 @@ def _with_stand_ins(recipe: Recipe) -> Iterator[Recipe]:
         changed: dict[str, Model] = {}
         for key, model in (("target", recipe.target), ("draft", recipe.draft)):
             if model is not None and model.config is not None and not Path(model_name(model)).is_dir():
-                folder = write_stand_in(Path(made) / key / model.model.replace("/", "--"), model)
+                folder = write_stand_in(Path(made) / key / Path(model.model).name[:64], model)
                 changed[key] = msgspec.structs.replace(model, model=str(folder))
         yield msgspec.structs.replace(recipe, **changed) if changed else recipe
 

@@ -12,11 +12,9 @@ import specplug
 from specplug import models
 from specplug.checkpoint import DraftCheckpoint, read_draft
 from specplug.provenance import file_hash
-from specplug.recipe import BLOCK_DRAFTS, SHIPPED, Draft, Model, Recipe, model_name
+from specplug.recipe import BLOCK_DRAFTS, PROMPTS, SHIPPED, Draft, Model, Recipe, model_name
 from specplug.recipe_shelf import clone
 from specplug.recognised import recognise
-
-PROMPTS = SHIPPED + "prompts"  # the package's held-out prompts, as a data set
 
 
 class Finding(NamedTuple):
@@ -62,11 +60,13 @@ def _pins(recipe: Recipe) -> Finding:
 
 
 def _model(key: str, model: Model) -> Iterator[Finding]:
-    folder = Path(model_name(model))
-    if not folder.is_dir():
+    folder = _folder(model)
+    if folder is None:
         pinned = f"at {model.revision[:12]}" if model.revision else "no revision pinned"
         yield Finding(key, "absent", f"{model.model} is not on this machine, {pinned}")
         return
+    if not model.sha256:
+        yield Finding(key, "ok", f"{model.model} is in {folder}, no hashes are stated")
     for file, wanted in sorted((model.sha256 or {}).items()):
         yield _hashed(key, folder / file, wanted)
     if model.model.startswith(SHIPPED):
@@ -83,9 +83,23 @@ def _model(key: str, model: Model) -> Iterator[Finding]:
             )
 
 
+def _folder(model: Model) -> Path | None:
+    """A model's folder: shipped, one's own, or in the hub's cache; None where it is not here."""
+    folder = Path(model_name(model))
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
+    except (ImportError, ValueError):  # not installed, or no hub id
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
 def _layout(draft: Draft) -> Finding:
-    folder = Path(model_name(draft))
-    if not folder.is_dir():
+    folder = _folder(draft)
+    if folder is None:
         return Finding("draft layout", "absent", "as the recipe says: the checkpoint is not here")
     try:
         read = recognise(folder) or read_draft(folder)
@@ -118,6 +132,10 @@ def _data(recipe: Recipe, folder: Path) -> Finding:
         file = Path(models.__file__).parent / "prompts.jsonl"
         there = Counter(prompt.kind for prompt in models.prompts())
         for kind in data.kinds:
+            if not there[kind]:
+                return Finding(
+                    "dataset", "failed", f"kinds: expected some of {', '.join(there)}, got {kind!r}"
+                )
             if data.count > there[kind]:
                 return Finding(
                     "dataset", "failed", f"{kind}: expected at most {there[kind]} prompts, got {data.count}"

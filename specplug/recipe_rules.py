@@ -6,39 +6,65 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from specplug.recipe_measuring import check_measuring
+
 if TYPE_CHECKING:
-    from specplug.recipe import Arm, Draft, Model, Recipe
+    from specplug.recipe import Arm, Draft, Engine, Model, Recipe
 
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9.]+)*")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*")
+_PACKAGE = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
+_ARM = re.compile(r"[A-Za-z0-9][\w.+-]*")  # as the bench takes it
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 def check_rules(recipe: Recipe) -> None:
     """Raises ValueError, "key: expected ..., got ...; the fix", for the first rule that does not hold."""
     if not _NAME.fullmatch(recipe.name):
         raise ValueError(f"name: expected lower-case words joined by dashes, got {recipe.name!r}")
-    _check_date("date", recipe.date)
+    for key, value in msgspec.to_builtins(recipe).items():
+        _check_lines(key, value)
+    check_date("date", recipe.date)
     _check_pins(recipe)
     _check_models(recipe)
     _check_files(recipe)
     _check_arms(recipe)
-    _check_expectations(recipe)
+    check_measuring(recipe)
+
+
+def _check_lines(key: str, value: object) -> None:
+    """Text of one line but in a model's config: a recipe's words stand in sentences and commands."""
+    if isinstance(value, str) and _CONTROL.search(value):
+        raise ValueError(f"{key}: expected text in one line, without control characters, got {value!r}")
+    if isinstance(value, list):
+        for one in value:
+            _check_lines(key, one)
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _check_lines(f"{key}: a key", name)
+            if name != "config":
+                _check_lines(f"{key}.{name}", one)
 
 
 def _check_pins(recipe: Recipe) -> None:
     engine, software = recipe.engine, recipe.software
+    _check_engine(engine)
     _check_sha256("engine.distribution_sha256", engine.distribution_sha256)
     _check_sha256("software.requirements_sha256", software.requirements_sha256)
     if recipe.device.kind == "cpu" and software.cuda is not None:
         raise ValueError(f"software.cuda: expected null on a CPU, got {software.cuda!r}")
     if recipe.device.count < 1:
         raise ValueError(f"device.count: expected 1 or more, got {recipe.device.count}")
+    if recipe.device.threads is not None and recipe.device.threads < 1:
+        raise ValueError(f"device.threads: expected 1 or more, or null, got {recipe.device.threads}")
     if (software.requirements is None) != (software.requirements_sha256 is None):
         raise ValueError("software.requirements_sha256: expected one beside requirements, and none without")
-    if (engine.image is None) != (engine.image_digest is None):
-        raise ValueError("engine.image_digest: expected one beside image, and none without")
     if recipe.status == "unverified":
         return
     if engine.distribution_sha256 is None and engine.image_digest is None:
@@ -54,41 +80,87 @@ def _check_pins(recipe: Recipe) -> None:
             )
 
 
-def _check_models(recipe: Recipe) -> None:
-    from specplug.recipe import SHIPPED  # that module needs this one
+def _check_engine(engine: Engine) -> None:
+    if not _VERSION.fullmatch(engine.version):
+        raise ValueError(
+            f"engine.version: expected a version such as 0.32.0, without a local part, got {engine.version!r}"
+        )
+    if (engine.distribution is None) == (engine.image is None):
+        raise ValueError(
+            f"engine.distribution: expected it or image, not both, got {engine.distribution!r} and "
+            f"{engine.image!r}"
+        )
+    if engine.distribution is not None:
+        name, _, version = engine.distribution.partition("==")
+        if not _PACKAGE.fullmatch(name) or version.partition("+")[0] != engine.version:
+            raise ValueError(
+                f"engine.distribution: expected NAME=={engine.version}, the engine.version, "
+                f"got {engine.distribution!r}"
+            )
+    if (engine.image is None) != (engine.image_digest is None):
+        raise ValueError("engine.image_digest: expected one beside image, and none without")
+    if engine.image_digest is not None:
+        _check_sha256("engine.image_digest", engine.image_digest.removeprefix("sha256:"))
 
+
+def _check_models(recipe: Recipe) -> None:
     models: list[tuple[str, Model]] = [("target", recipe.target)]
     if recipe.draft is not None:
         models.append(("draft", recipe.draft))
         _check_layout(recipe.draft, recipe.status)
     for key, model in models:
-        for file, value in (model.sha256 or {}).items():
-            _check_sha256(f"{key}.sha256.{file}", value)
-        if model.model.startswith(SHIPPED):
-            if not model.sha256:
-                raise ValueError(f"{key}.sha256: expected the hashes of {model.model}, got none")
-        elif model.revision is not None and not _COMMIT.fullmatch(model.revision):
-            raise ValueError(
-                f"{key}.revision: expected a commit of 40 hex digits, got {model.revision!r}; a branch moves"
-            )
-        elif model.revision is None and recipe.status != "unverified":
-            raise ValueError(
-                f"{key}.revision: expected the commit of {model.model} at status {recipe.status}, got null; "
-                "without it the recipe is unverified"
-            )
+        _check_model(key, model, recipe.status)
     data = recipe.dataset
     _check_sha256("dataset.sha256", data.sha256)
     if data.sha256 is None and recipe.status != "unverified":
         raise ValueError(
             f"dataset.sha256: expected the hash of {data.name} at status {recipe.status}, got null"
         )
-    if data.count < 1:
-        raise ValueError(f"dataset.count: expected 1 or more prompts, got {data.count}")
+
+
+def _check_model(key: str, model: Model, status: str) -> None:
+    from specplug.recipe import SHIPPED, model_name
+
+    for file, value in (model.sha256 or {}).items():
+        _check_sha256(f"{key}.sha256.{file}", value)
+    if not model.model:
+        raise ValueError(f"{key}.model: expected specplug:SET/PART, a folder or a hub id, got ''")
+    if model.model.startswith(SHIPPED):
+        try:
+            model_name(model)
+        except ValueError as error:
+            raise ValueError(f"{key}.model: {error}") from None
+        if not model.sha256:
+            raise ValueError(f"{key}.sha256: expected the hashes of {model.model}, got none")
+        if model.revision is not None:
+            raise ValueError(
+                f"{key}.revision: expected null for a model of the package, got {model.revision!r}"
+            )
+    elif model.revision is not None and not _COMMIT.fullmatch(model.revision):
+        raise ValueError(
+            f"{key}.revision: expected a commit of 40 hex digits, got {model.revision!r}; a branch moves"
+        )
+    elif model.revision is None and not model.sha256 and status != "unverified":
+        raise ValueError(
+            f"{key}.revision: expected the commit of {model.model} at status {status}, or for a folder "
+            "sha256, got null; without it the recipe is unverified"
+        )
 
 
 def _check_layout(draft: Draft, status: str) -> None:
-    from specplug.recipe import BLOCK_DRAFTS  # that module needs this one
+    from specplug.recipe import BLOCK_DRAFTS, DRAFTS  # that module needs this one
 
+    if draft.kind not in DRAFTS:
+        raise ValueError(f"draft.kind: expected one of {', '.join(DRAFTS)}, got {draft.kind!r}")
+    for key in ("depth", "vocab_size", "draft_vocab_size"):
+        value = getattr(draft, key)
+        if value is not None and value < 1:
+            raise ValueError(f"draft.{key}: expected 1 or more, or null, got {value}")
+    if draft.target_layer_ids is not None and min(draft.target_layer_ids, default=-2) < -1:
+        raise ValueError(
+            "draft.target_layer_ids: expected layers from 0 on, -1 the embedding, or null, got "
+            f"{draft.target_layer_ids}"
+        )
     block = draft.kind in BLOCK_DRAFTS
     if not block and draft.layout is not None:
         raise ValueError(f"draft.layout: expected null for a draft of kind {draft.kind}, got {draft.layout}")
@@ -115,6 +187,7 @@ def _check_arms(recipe: Recipe) -> None:
     given = {"target", "port", "folder"}
     given |= {key for key in ("draft", "cost_table", "calibration") if getattr(recipe, key) is not None}
     for arm in recipe.arms:
+        _check_words(arm)
         text = " ".join([*arm.command, *arm.environment.values()])
         used = set(_PLACEHOLDER.findall(text))
         for name in sorted(used - set(PLACEHOLDERS)):
@@ -122,8 +195,8 @@ def _check_arms(recipe: Recipe) -> None:
                 f"arm {arm.name}: expected placeholders out of {', '.join(PLACEHOLDERS)}, got {{{name}}}"
             )
         for name in sorted(used - given):
-            raise ValueError(f"arm {arm.name}: {{{name}}} is used, and the recipe's {name} is null")
-        for name in sorted({"target", "port"} - used):
+            raise ValueError(f"arm {arm.name}: expected no {{{name}}}, as the recipe's {name} is null")
+        for name in sorted({"target", "port"} - set(_PLACEHOLDER.findall(" ".join(arm.command)))):
             raise ValueError(f"arm {arm.name}: expected {{{name}}} in its command, found none")
         _check_revisions(recipe, arm, used, text)
         if arm is not recipe.arms[0]:
@@ -136,6 +209,14 @@ def _check_arms(recipe: Recipe) -> None:
                 )
 
 
+def _check_words(arm: Arm) -> None:
+    if not _ARM.fullmatch(arm.name):
+        raise ValueError(f"arms: expected names such as plain or top-4, got {arm.name!r}")
+    for name in arm.environment:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"arm {arm.name}: environment: expected names of variables, got {name!r}")
+
+
 def _check_revisions(recipe: Recipe, arm: Arm, used: set[str], text: str) -> None:
     for key, model in (("target", recipe.target), ("draft", recipe.draft)):
         if model is not None and model.revision is not None and key in used and model.revision not in text:
@@ -145,48 +226,12 @@ def _check_revisions(recipe: Recipe, arm: Arm, used: set[str], text: str) -> Non
             )
 
 
-def _check_expectations(recipe: Recipe) -> None:
-    if recipe.status == "unverified" and recipe.expectations:
-        raise ValueError(
-            "expectations: expected none at status unverified, got some; "
-            "a published number belongs in sources, a measured one makes the recipe verified"
-        )
-    for one in recipe.expectations:
-        recipe.arm(one.arm)
-        length, tolerance = one.accepted_length_bonus_counted, one.accepted_length_tolerance
-        if (length is None) != (tolerance is None) or (tolerance is not None and tolerance < 0):
-            raise ValueError(
-                f"expectations: {one.arm}: expected accepted_length_bonus_counted with a tolerance of 0 or "
-                f"more, got {length} and {tolerance}"
-            )
-        if length is not None and length < 1:
-            raise ValueError(
-                f"expectations: {one.arm}: expected an accepted length of 1 or more, got {length}: "
-                "the bonus token counts"
-            )
-        speed = one.output_tokens_per_second
-        if speed is not None and (len(speed) != 2 or not 0 < speed[0] <= speed[1]):
-            raise ValueError(
-                f"expectations: {one.arm}: output_tokens_per_second: expected [lowest, highest], got {speed}"
-            )
-        if one.concurrency < 1 or one.measured_by.runs < 1:
-            raise ValueError(f"expectations: {one.arm}: concurrency and runs: expected 1 or more")
-        _check_date(f"expectations: {one.arm}: measured_by.date", one.measured_by.date)
-    first = recipe.arms[0].name
-    if recipe.status == "verified" and not any(
-        one.arm == first and one.accepted_length_bonus_counted is not None for one in recipe.expectations
-    ):
-        raise ValueError(
-            f"expectations: expected a measured accepted length of arm {first} at status verified, got none"
-        )
-
-
 def _check_sha256(key: str, value: str | None) -> None:
     if value is not None and not _SHA256.fullmatch(value):
         raise ValueError(f"{key}: expected 64 hex digits, got {value!r}")
 
 
-def _check_date(key: str, value: str) -> None:
+def check_date(key: str, value: str) -> None:
     from specplug.recipe import is_date
 
     if not is_date(value):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from specplug import bench_report
 from specplug.bench_result import BenchResult, read_result
-from specplug.recipe import FILE, Recipe
+from specplug.recipe import FILE, PROMPTS, Recipe
 from specplug.recipe_engine import default_folder, environment, here
-from specplug.recipe_facts import PROMPTS, Finding, facts
+from specplug.recipe_facts import Finding, facts
 from specplug.recipe_shelf import Shelved, clone
 
 RESULT = "bench.json"  # in the folder of --out

@@ -30,26 +30,45 @@ def shipped() -> Path:
 
 
 def folders(extra: Sequence[Path] = ()) -> list[Path]:
-    """Every recipe's folder, our own first. Raises ValueError for an extra folder that holds none."""
-    found: list[Path] = []
+    """Every recipe's folder once, our own first. Raises ValueError for an extra folder that holds none."""
+    found: dict[Path, Path] = {}
     for shelf in (shipped(), *extra):
         here = sorted(file.parent for file in shelf.glob(f"*/{FILE}"))
         if (shelf / FILE).is_file():
             here.insert(0, shelf)
         if not here and shelf in extra:
             raise ValueError(f"--dir {shelf}: expected a folder of recipes, NAME/{FILE}, found none")
-        found += here
-    return found
+        for folder in here:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def doubles(every: Sequence[Path]) -> list[str]:
+    """A sentence for each name that two of these folders have."""
+    by_name: dict[str, list[Path]] = {}
+    for folder in every:
+        by_name.setdefault(folder.resolve().name, []).append(folder)
+    return [
+        f"recipe: expected one recipe {name}, got {' and '.join(map(str, those))}; name it by its path"
+        for name, those in by_name.items()
+        if len(those) > 1
+    ]
 
 
 def find(name: str, extra: Sequence[Path] = ()) -> Shelved:
     """A recipe by its name or path. Raises ValueError, naming the nearest name."""
     path = Path(name)
-    if path.is_file() or (path.is_dir() and (path / FILE).is_file()):
-        return _read(path if path.is_dir() else path.parent, path)
-    known = {folder.name: folder for folder in folders(extra)}
+    if path.is_dir() and (path / FILE).exists():
+        return _read(path, path)
+    if path.exists() and not path.is_dir():
+        return _read(path.parent, path)
+    known: dict[str, list[Path]] = {}
+    for folder in folders(extra):
+        known.setdefault(folder.resolve().name, []).append(folder)
     if name in known:
-        return _read(known[name], known[name])
+        for sentence in doubles(known[name]):
+            raise ValueError(sentence)
+        return _read(known[name][0], known[name][0])
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else "see specplug recipe list"
     raise ValueError(f"recipe: expected a name or the path of a {FILE}, got {name!r}; {hint}")

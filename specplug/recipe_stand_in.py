@@ -24,25 +24,30 @@ def write_stand_in(folder: Path, model: Model) -> Path:
     if isinstance(model, Draft) and model.kind in BLOCK_DRAFTS:
         try:
             _write_header(folder / "model.safetensors", _shapes(model.config))
-        except KeyError as missing:
+        except OSError as error:
             raise ValueError(
-                f"draft.config: expected the key {missing}, found none; see config.json"
+                f"draft.config: expected sizes of a file that can be made, got {error}"
             ) from None
     return folder
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, list[int]]:
     """Tensors of a DFlash or DSpark draft, from its config; the formats are in specplug.checkpoint."""
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    head = config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    layer_ids = config.get("target_layer_ids") or config["dflash_config"]["target_layer_ids"]
+    hidden, inner, vocab, head = (
+        _size(config, key) for key in ("hidden_size", "intermediate_size", "vocab_size", "head_dim")
+    )
+    queries, keys = (_size(config, f"num_{name}_heads") * head for name in ("attention", "key_value"))
+    inside = config.get("dflash_config")
+    within = inside if isinstance(inside, dict) else {}
+    layer_ids = config.get("target_layer_ids") or within.get("target_layer_ids")
+    if not isinstance(layer_ids, list) or not layer_ids:
+        raise ValueError(f"draft.config: target_layer_ids: expected a list of layers, got {layer_ids!r}")
     shapes = {
         "fc.weight": [hidden, len(layer_ids) * hidden],
         "hidden_norm.weight": [hidden],
         "norm.weight": [hidden],
     }
-    for layer in range(config["num_hidden_layers"]):
+    for layer in range(_size(config, "num_hidden_layers", most=1024)):
         at = f"layers.{layer}."
         shapes |= {
             at + "input_layernorm.weight": [hidden],
@@ -57,7 +62,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, list[int]]:
             at + "mlp.up_proj.weight": [inner, hidden],
             at + "mlp.down_proj.weight": [hidden, inner],
         }
-    rank = config.get("markov_rank", 0)
+    rank = _size(config, "markov_rank", least=0)
     if rank:
         shapes |= {name: [vocab, hidden] for name in ("embed_tokens.weight", "lm_head.weight")}
         shapes |= {f"markov_head.markov_w{i}.weight": [vocab, rank] for i in (1, 2)}
@@ -65,6 +70,13 @@ def _shapes(config: dict[str, Any]) -> dict[str, list[int]]:
         width = hidden + (rank if config.get("confidence_head_with_markov") else 0)
         shapes |= {"confidence_head.proj.weight": [1, width], "confidence_head.proj.bias": [1]}
     return shapes
+
+
+def _size(config: dict[str, Any], key: str, *, least: int = 1, most: int = 1 << 20) -> int:
+    value = config.get(key, 0 if least == 0 else None)
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"draft.config: {key}: expected {least} to {most}, got {value!r}; see config.json")
+    return value
 
 
 def _write_header(file: Path, shapes: dict[str, list[int]]) -> None:

@@ -42,11 +42,14 @@ def serving(draft: DraftCheckpoint | RecognisedDraft, *, model: str, target: str
     chain = {"method": draft.base_method, "model": model, "num_speculative_tokens": draft.depth}
     reason, notes = _sglang_refusal(draft), _sglang_notes(draft)
     method = "DSPARK" if draft.kind == "dspark" else "DFLASH"
+    sglang_chain = _sglang(target, method, model, draft.depth + 1)
+    if method == "DSPARK" and draft.layout == "fill_in":  # SGLang adds the anchor's row to block_size
+        sglang_chain += f" --speculative-dspark-block-size {draft.depth}"
     return (
         _serving("vLLM", TREE, _vllm(target, tree), refusal),
         _serving("vLLM", CHAIN, _vllm(target, chain), None if draft.base_method else refusal),
         _serving("SGLang", TREE, _sglang(target, "DDTREE", model, BUDGET + 1), reason, (*notes, *_adapter())),
-        _serving("SGLang", CHAIN, _sglang(target, method, model, draft.depth + 1), reason, notes),
+        _serving("SGLang", CHAIN, sglang_chain, reason, notes),
     )
 
 
@@ -88,6 +91,11 @@ def _sglang_refusal(draft: DraftCheckpoint) -> str | None:
             f"{draft.path}: draft_vocab_size is {draft.draft_vocab_size} of {draft.vocab_size}, and SGLang "
             "scores a draft with the target's lm_head over all of its tokens"
         )
+    if draft.wrapper == "speculators":
+        return (
+            f"{draft.path}: speculators_model_type wraps the config, and SGLang reads neither the layer ids "
+            "nor the sizes in it; write it with the keys of DeepSpec"
+        )
     return None
 
 
@@ -97,8 +105,6 @@ def _sglang_notes(draft: DraftCheckpoint) -> tuple[str, ...]:
         notes.append("SGLang skips the draft's own embed_tokens and lm_head and takes the target's")
     if (draft.path / SIDECAR).is_file():
         notes.append(f"SGLang does not read {SIDECAR}")
-    if draft.wrapper == "speculators":
-        notes.append("early SGLang versions with DSPARK refuse configs of the speculators library")
     return tuple(notes)
 
 

@@ -35,6 +35,9 @@ def _of_arguments(args: Any) -> Iterator[str]:
     for name in ("pp_size", "dp_size", "attn_cp_size", "dcp_size"):
         if getattr(args, name) != 1:
             yield f"--{name.replace('_', '-')} is {getattr(args, name)}, untested with trees; leave it at 1."
+    for name in ("speculative_num_steps", "speculative_eagle_topk"):
+        if getattr(args, name, None) not in (None, 1):
+            yield f"--{name.replace('_', '-')} is {getattr(args, name)}, a setting of EAGLE's; leave it out."
     if args.disaggregation_mode != "null":
         yield "prefill/decode disaggregation is untested with trees; leave --disaggregation-mode out."
     if str(args.kv_cache_dtype).startswith("fp"):

@@ -33,6 +33,7 @@ class Line(msgspec.Struct, frozen=True):
     question: str | None = None
     messages: list[dict[str, Any]] | None = None
     kind: str | None = None
+    where: str = msgspec.field(default="", name=":where")  # file:number of one that was read, no key of it
 
 
 def data_sets(
@@ -83,7 +84,7 @@ def read_lines(file: Path) -> list[Line]:
                 f"{file}:{number}: expected one of prompt, question, messages, got "
                 f"{' and '.join(given) or 'none'}"
             )
-        lines.append(line)
+        lines.append(msgspec.structs.replace(line, where=f"{file}:{number}"))
     if not lines:
         raise ValueError(f"{file}: expected one prompt or more, got an empty file")
     return lines
@@ -92,7 +93,7 @@ def read_lines(file: Path) -> list[Line]:
 def templated(line: Line, tokenizer: Any, *, thinking: bool | None = None) -> str:
     """A question or messages in the target's chat template. ``thinking``: its switch; None = as it stands.
 
-    Raises ValueError for a switch that the template does not read.
+    Raises ValueError for a switch that the template does not read, and for turns that it does not take.
     """
     if thinking is not None and THINKING not in str(tokenizer.chat_template):
         raise ValueError(
@@ -100,7 +101,13 @@ def templated(line: Line, tokenizer: Any, *, thinking: bool | None = None) -> st
         )
     turns = line.messages or [{"role": "user", "content": line.question}]
     switch = {} if thinking is None else {THINKING: thinking}
-    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **switch)
+    try:
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **switch)
+    except Exception as error:  # a template raises what it likes
+        raise ValueError(
+            f"{line.where or 'messages'}: expected turns that the target's chat template takes, got "
+            f"{str(turns)[:80]}: {' '.join(str(error).split())}; give role and content as text"
+        ) from None
 
 
 def encode(line: Line, tokenizer: Any, *, thinking: bool | None = None) -> list[int]:

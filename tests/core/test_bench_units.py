@@ -1,4 +1,4 @@
-"""The parts of `specplug bench`: generators' files and command lines, prompts, the law, near ties, labels."""
+"""The parts of `specplug bench`: generators' files and command lines, prompts, the law, near ties, memory."""
 
 import itertools
 import json
@@ -11,12 +11,11 @@ from unittest import mock
 import pytest
 from transformers import AutoTokenizer
 
-from specplug import bench_arms, bench_law, bench_load, bench_machine, bench_prompts, bench_quality, models
+from specplug import bench_law, bench_load, bench_machine, bench_prompts, bench_quality, models
 from specplug.bench_load import Counted
 from specplug.bench_quality import Answer
 from specplug.bench_result import Load
 from specplug.local.prompts import Line, data_sets
-from specplug.recipe_shelf import find
 
 SAMPLES = Path(__file__).with_name("bench_samples")
 OPTIONS = {
@@ -219,85 +218,6 @@ def test_a_difference_is_a_near_tie_or_a_fault_by_its_gap():
     assert bench_quality.agreement(base, arm, near_tie=1e-4).faults == 3
     unknown = bench_quality.agreement(base[:1], [Answer([1, 5], [])], near_tie=1.0).divergences[0]
     assert (unknown.gap_nats, unknown.near_tie) == (None, False)
-
-
-def _arms(engine, *asked, common=(), on_gpu=True):
-    return bench_arms.from_flags(
-        engine, asked, target="T", draft="D E", budget=8, common=common, on_gpu=on_gpu
-    )
-
-
-def test_words_are_a_shells_and_json_is_one():
-    text = """A=1 --x {"a": 1, "b": "c d {e}"} --w={} --y '{"q": 2}' --z "a b" {draft}"""
-    assert bench_arms.words(text) == [
-        *("A=1", "--x", '{"a": 1, "b": "c d {e}"}', "--w={}", "--y", '{"q": 2}', "--z", "a b", "{draft}")
-    ]
-
-
-def test_default_arms_are_plain_and_a_tree():
-    plain, tree = _arms("vllm")
-    assert (plain.name, plain.speculative, tree.name, tree.speculative) == ("plain", False, "ddtree", True)
-    config = json.loads(tree.command[tree.command.index("--speculative-config") + 1])
-    assert config == {"method": "ddtree", "model": "D E", "tree_budget": 8}
-    assert tree.command[: len(plain.command)] == plain.command
-    _, tree = _arms("sglang")
-    assert tree.command[-6:] == [
-        *("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "D E"),
-        *("--speculative-num-draft-tokens", "9"),
-    ]
-    assert bench_arms.started(tree, 81)[bench_arms.started(tree, 81).index("--port") + 1] == "81"
-
-
-def test_eager_mode_and_synthetic_acceptance_are_labelled(monkeypatch):
-    def labels(engine, *asked, **options):
-        return [" ".join(arm.labels) for arm in _arms(engine, *asked, **options)]
-
-    quiet = 'x=--speculative-config {"method": "dspark", "model": "{draft}"}'
-    assert labels("vllm", quiet) == ["", ""]
-    assert all("EAGER MODE" in one for one in labels("vllm", quiet, on_gpu=False))
-    assert all("EAGER MODE" in one for one in labels("sglang", common=["--disable-cuda-graph"]))
-    synthetic = 'x=--speculative-config {"method": "dspark", "rejection_sample_method": "synthetic"}'
-    plain, arm = labels("vllm", synthetic)
-    assert "SYNTHETIC" not in plain
-    assert "SYNTHETIC" in arm
-    flags = "--speculative-algorithm DSPARK"
-    assert "SYNTHETIC" in labels("sglang", f"x=SGLANG_SIMULATE_ACC_LEN=4 {flags}")[1]
-    assert "SYNTHETIC" not in labels("sglang", f"x={flags}")[1]
-    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
-    assert "SYNTHETIC" in labels("sglang", f"x={flags}")[1]
-
-
-def test_arms_may_differ_in_the_draft_and_say_what_else():
-    arms = _arms("vllm", 'x=--speculative-config {"method": "dspark"} --attention-backend FLASHINFER')
-    plain, other = bench_arms.compared(arms, arms[0])
-    assert plain.labels == []
-    assert other.labels == ["differs from plain in --attention-backend: FLASHINFER against not given"]
-    for flags in (
-        "--quantization fp8",
-        "--max-model-len 9",
-        "--tensor-parallel-size 2",
-        "--kv-cache-dtype fp8",
-    ):
-        arms = _arms("vllm", f"x={flags}")
-        with pytest.raises(
-            ValueError, match=f"arm x: {flags.split()[0]}: {flags.split()[1]}, and plain has "
-        ):
-            bench_arms.compared(arms, arms[0])
-
-
-def test_arms_of_a_recipe_have_its_plain_arm_first_and_a_port_to_fill_in():
-    shelved = find("vllm-ddtree-dspark-cpu")
-    plain, tree = bench_arms.from_recipe(shelved, ["ddtree"])
-    assert (plain.name, plain.speculative, tree.name, tree.speculative) == ("plain", False, "ddtree", True)
-    assert tree.command[tree.command.index("--port") + 1] == "{port}"
-    assert str(models.path("deep-thin", "dspark")) in tree.command[-1]
-    assert tree.environment["TRITON_INTERPRET"] == "1"
-    assert bench_arms.flag(plain, "--dtype") == "float32"
-    everything = bench_arms.from_recipe(shelved, [])
-    assert [arm.speculative for arm in everything] == [False] + [True] * (len(everything) - 1)
-    assert bench_arms.compared(everything, everything[0])[0].labels == plain.labels
-    with pytest.raises(ValueError, match=r"--arm: expected one of ddtree, .*, got 'tree'"):
-        bench_arms.from_recipe(shelved, ["tree"])
 
 
 def test_memory_is_that_of_the_session_alone():

@@ -171,6 +171,9 @@ def test_depth_above_the_checkpoint(layout: str, depth: int) -> None:
             "cost_table_mismatch: expected one of refuse, warn, got str 'ignore'",
         ),
         ("explore", True, "explore: expected a folder under the key record"),
+        ("cost_table", "", "cost_table: expected a file, got an empty string"),
+        ("calibration", " ", "calibration: expected a file, got an empty string"),
+        ("record", "", "record: expected a folder, got an empty string"),
     ],
 )
 def test_budget_options_say_what_they_take(option, value, message) -> None:

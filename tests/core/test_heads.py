@@ -146,10 +146,10 @@ def test_gate_limits() -> None:
 
 def test_a_state_that_is_kept_stays() -> None:
     """rnn: an open keep gate holds s = 0, so that the path no longer matters."""
-    joint = Projection(torch.randn(3 * RANK, 2 * RANK + HIDDEN), torch.randn(3 * RANK))
-    joint.weight[:RANK] = 0
-    joint.bias[:RANK] = 100.0
-    head = MarkovHead(torch.randn(VOCAB, RANK), torch.randn(VOCAB, RANK), joint=joint)
+    head = make_head("rnn")
+    assert head.joint is not None
+    head.joint.weight[:RANK] = 0
+    head.joint.bias[:RANK] = 100.0
     _, tokens, hidden = block(1, 4)
     fresh, _ = step_bias(head, tokens[:, 3], hidden[:, 3])
     torch.testing.assert_close(block_bias(head, tokens, hidden)[:, 3], fresh)

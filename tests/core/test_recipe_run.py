@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from commands import run
 
-from specplug import recipe_engine, recipe_run
+from specplug import recipe_engine, recipe_facts, recipe_run
 from specplug.bench_result import BenchResult, Settings, read_result, write_result
 from specplug.recipe import MeasuredBy, read_recipe
 from specplug.recipe_engine import Environment, here
+from specplug.recipe_facts import Finding
 from specplug.recipe_shelf import find
 from specplug.recipe_verdict import judge, reproduced
 
@@ -55,8 +56,12 @@ def result(lengths: dict[str, float], speed: float = 20.0, concurrency: int = 4)
         for field in msgspec.structs.fields(Settings)
     }
     settings |= {"engine": "vllm"}
+    arms = [
+        {"name": name, "command": ["serve"], "environment": {}, "speculative": name != "plain"}
+        for name in {"plain": None, **lengths}
+    ]
     content = {
-        "settings": settings, "baseline": "plain", "arms": [], "cells": cells, "quality": [], "labels": [],
+        "settings": settings, "baseline": "plain", "arms": arms, "cells": cells, "quality": [], "labels": [],
         "date": "2026-11-30", "command": "stand-in",
     }  # fmt: skip
     return msgspec.convert(content, BenchResult)
@@ -237,6 +242,18 @@ def test_an_environment_is_asked_for_its_versions_and_gpus():
     found = recipe_engine.environment(find(CPU).recipe, Path(sys.prefix))
     assert found.versions["specplug"] == "0.1.0"
     assert set(found.versions) == set(VERSIONS)
+
+
+def test_a_model_that_is_not_here_keeps_a_recipe_from_running(monkeypatch, capsys):
+    versions = VERSIONS | {"vllm": "0.32.0", "torch": "2.13.0"}
+    there = Environment(Path("E"), versions, ["GPU"])
+    monkeypatch.setattr(recipe_engine, "environment", lambda recipe, folder: there)
+    assert run("recipe", "check", GPU, "--no-engine", "--here") == 1
+    assert "it cannot run here: target: Qwen/Qwen3-8B is not on this" in capsys.readouterr().out
+    monkeypatch.setattr(recipe_facts, "_folder", lambda model: Path(sys.prefix))
+    monkeypatch.setattr(recipe_facts, "_layout", lambda draft: Finding("draft layout", "ok", "as it says"))
+    assert run("recipe", "check", GPU, "--no-engine", "--here") == 0
+    assert "its engine was not asked; it can run here" in capsys.readouterr().out
 
 
 def test_who_measured_is_part_of_the_schema():

@@ -232,7 +232,7 @@ def gone(pid: int, *, seconds: float) -> bool:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the latter: ended since the file was opened
             return True
         time.sleep(0.05)
     return False

@@ -8,7 +8,7 @@ import json
 
 import pytest
 from comparing import differences
-from prompts import varied
+from prompts import cut, varied
 from sglang_rig import MAX_RUNNING, accepted_length, counts, engine, tree
 
 pytestmark = pytest.mark.sglang
@@ -29,7 +29,8 @@ def ragged(tmp_path):
 
 
 def check(running, plain, *, radix=True):
-    """All prompts, all of them again from the radix cache, and every batch size."""
+    """All prompts, all of them again from the radix cache, every batch size, and one new prompt four times at
+    once. After each SGLang's own check of an idle engine ends it if a cache slot is missing."""
     expected = plain.generate(varied(), GREEDY)
     assert len(expected) >= 40
     outputs = running.generate(varied(), GREEDY)
@@ -39,8 +40,21 @@ def check(running, plain, *, radix=True):
     assert sum(output.cached for output in again) > (sum(len(prompt) for prompt in varied()) // 2) * radix
     for batch in range(1, MAX_RUNNING + 1):
         assert differences(expected[:batch], running.generate(varied()[:batch], GREEDY)) == []
+    twins = running.generate([cut(90, 70)] * 4, GREEDY)
+    assert differences(plain.generate([cut(90, 70)], GREEDY) * 4, twins) == []
     assert all(counts(output)["chain"] >= 0 for output in outputs)
+    assert all(output.meta["completion_tokens"] == len(output.ids) for output in outputs)
     return outputs
+
+
+def check_the_last_positions(running, plain):
+    """Prompts after which fewer tokens fit than a window has rows; nobody says how many are wanted."""
+    lengths = [2041, 2039, 2031]  # SGLang takes no longer one, and leaves the last two of 2048 positions out
+    prompts = [(cut(80 + i, 200) * 11)[:length] for i, length in enumerate(lengths)]
+    endless = {**GREEDY, "max_new_tokens": None}
+    got = running.generate(prompts, endless)
+    assert [(output.finish, len(output.ids)) for output in got] == [("length", 2046 - n) for n in lengths]
+    assert differences(plain.generate(prompts, endless), got) == []
 
 
 def mean_rows(outputs):
@@ -51,7 +65,10 @@ def mean_rows(outputs):
 def test_dspark_tree(plain):
     with engine(tree("dspark", BUDGET)) as running:
         outputs = check(running, plain)
+        cached = running.generate(varied(), GREEDY)
+        check_the_last_positions(running, plain)
     assert 2 < accepted_length(outputs) <= 8
+    assert accepted_length(cached) > 0.98 * accepted_length(outputs)  # the draft reads the cached rows too
     whole = {"plain": 0, "chain": 0, "tree": 1, "nodes": BUDGET}
     assert [counts(output) for output in outputs] == [
         {name: each * output.verifies for name, each in whole.items()} for output in outputs
@@ -72,7 +89,8 @@ def test_ragged_dflash_tree(plain, ragged):
 
 
 def test_ragged_dspark_tree_under_overlap_with_retraction(plain, ragged):
-    with engine(tree("dspark", BUDGET), overlap=True, env=ragged | RETRACTED, **CHUNKED) as running:
+    full = {"max_total_tokens": 1536}  # the eight longest prompts alone need 2,316
+    with engine(tree("dspark", BUDGET), overlap=True, env=ragged | RETRACTED, **CHUNKED, **full) as running:
         outputs = check(running, plain, radix=False)
         totals = running.state["specplug"]
     assert sum(output.retractions for output in outputs) > 0
@@ -83,16 +101,19 @@ def test_ragged_dspark_tree_under_overlap_with_retraction(plain, ragged):
 
 
 def test_budgets_from_a_cost_table(plain, tmp_path):
-    """SGLang's own table format; every row costs as much as the step itself, so few nodes pay."""
+    """SGLang's own table format; every row costs as much as the step itself, so few nodes pay. Trees of a
+    smaller depth than the checkpoint's."""
     file = tmp_path / "sps.json"
     rows = [2**k for k in range(9)]
     steps = [1000 / (1 + count) for count in rows]
     table = {"sample_batch_tokens": rows, "sample_steps_per_sec": steps, "max_batch_tokens": rows[-1]}
     file.write_text(json.dumps(table))
-    flags = tree("dspark", BUDGET, speculative_dspark_sps_table_path=str(file))
+    shallow = {"speculative_dspark_block_size": 5}
+    flags = tree("dspark", BUDGET, speculative_dspark_sps_table_path=str(file), **shallow)
     with engine(flags, overlap=True, env={"SGLANG_RAGGED_VERIFY_MODE": "compact"}) as running:
         outputs = check(running, plain)
         state = running.state["specplug"]
+    assert state["depth"] == 5
     assert 1 <= mean_rows(outputs) < 6
     assert [rank["policy"] for rank in state["ranks"]] == ["Planner"]
     assert state["nodes_accepted"] <= state["nodes_verified"]

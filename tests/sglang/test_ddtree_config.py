@@ -81,6 +81,20 @@ def test_mistakes_name_the_key_and_the_fix(written, content, changes, reason):
         resolve(flags()._replace(**changes))
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "reason"),
+    [
+        (None, None, "not a block drafter"),
+        ("headless", None, "SGLang requires a rank above 0"),
+        ("vanilla", list(range(8)), "draft_vocab_size is 8 of 32"),
+    ],
+)
+def test_drafts_that_trees_cannot_use_are_refused(toy, kind, targets, reason):
+    draft = models.path("quick", "target") if kind is None else toy(kind, targets=targets).path
+    with pytest.raises(ValueError, match=reason):
+        resolve(flags()._replace(draft=str(draft)))
+
+
 def test_a_missing_file_is_refused(written, monkeypatch):
     monkeypatch.setenv(CONFIG, "/no/such/file.json")
     with pytest.raises(ValueError, match="cannot read /no/such/file"):
@@ -129,9 +143,26 @@ def test_an_ordinary_server_is_accepted():
         ({"enable_dp_attention": True}, "data parallelism"),
         ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
         ({"speculative_dspark_confidence_sts_path": "sts.json"}, "calibration"),
+        ({"attn_cp_size": 2}, "--attn-cp-size is 2"),
+        ({"lora_paths": ["a=b"]}, "LoRA"),
+        ({"enable_two_batch_overlap": True}, "two-batch overlap"),
+        ({"enable_pdmux": True}, "multiplexed"),
+        ({"enable_unified_memory": True}, "unified memory"),
+        ({"enable_return_hidden_states": True}, "hidden states"),
+        ({"enable_return_routed_experts": True}, "routed experts"),
+        ({"speculative_use_block_verification": True}, "block verification"),
+        ({"speculative_adaptive": True}, "adaptive"),
+        ({"speculative_draft_window_size": 64}, "draft window"),
+        ({"speculative_token_map": "map.pt"}, "token map"),
+        ({"enable_torch_compile": True}, "compiled"),
+        ({"speculative_num_steps": 5}, "--speculative-num-steps is 5"),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk is 4"),
     ],
 )
 def test_engine_features_are_refused_in_one_sentence(changes, reason):
+    from sglang.srt.server_args import ServerArgs
+
+    assert all(hasattr(ServerArgs, name) for name in changes), "SGLang has no such setting to refuse"
     with pytest.raises(ValueError, match=reason) as raised:
         refused(arguments(**changes))
     text = str(raised.value)

@@ -39,6 +39,18 @@ def test_a_name_that_moved_is_found(tmp_path, hook):
     assert all(not status.ok and "not found" in status.detail for status in moved)
 
 
+def test_a_name_that_moved_ends_the_start(monkeypatch):
+    from specplug_sglang import config, hooks, install
+    from specplug_sglang.algorithm import TreeAlgorithm
+
+    monkeypatch.setattr(config, "request", lambda: None)
+    monkeypatch.setattr(install, "unapplied", list)
+    monkeypatch.setattr(hooks, "moved", lambda: ["srt/a.py:B: not found"])
+    algorithm = TreeAlgorithm("DDTREE", lambda server_args: None, supports_overlap=True)
+    with pytest.raises(ValueError, match=r"refuses DDTREE .*: srt/a.py:B: not found.*`specplug doctor`"):
+        algorithm.handle_server_args(None)
+
+
 def test_importing_the_entry_point_imports_nothing_heavy():
     code = (
         "import sys, specplug_sglang.plugin; "

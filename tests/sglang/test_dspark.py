@@ -98,6 +98,18 @@ def test_min_new_tokens_keeps_stop_tokens_out(plain, running):
         assert not set(stops) & set(got.ids[:9])
 
 
+def test_log_probabilities_are_those_of_plain_decoding(plain, running):
+    wanted = {"return_logprob": True, "top_logprobs_num": 3}
+    expected = plain.generate(varied()[:6], GREEDY, **wanted)
+    got = running.generate(varied()[:6], GREEDY, **wanted)
+    assert differences(expected, got) == []
+    for want, have in zip(expected, got, strict=True):
+        assert have.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+        assert [[token for _, token in place] for place in have.top_logprobs] == [
+            [token for _, token in place] for place in want.top_logprobs
+        ]
+
+
 @pytest.mark.parametrize(
     "narrow",
     [{"min_p": 1.0}, {"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0, "top_k": 50}],

@@ -8,6 +8,8 @@ import os
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import local_models
 import pytest
@@ -100,6 +102,54 @@ def test_seeded_noise_is_murmur_hash():
         [murmur3(struct.pack("<QII", seed % 2**64, position, column)) for column in columns]
         for seed, position in zip(seeds, positions, strict=True)
     ]
+
+
+@pytest.mark.parametrize(("asked", "kernels"), [("1", 0), ("triton", 1)])
+def test_the_attention_that_is_asked_for_is_the_one_that_runs(monkeypatch, asked, kernels):
+    """Two ragged windows behind prefixes, each row seeing its prefix and some of its window: torch's answer
+    from either, SGLang's own kernel called where it is asked for and only there."""
+    from sglang.kernels.ops.attention import extend_attention
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    from specplug_rig_sglang import attention
+
+    lens, prefixes, heads, size = [3, 1], [5, 2], 2, 16
+    g = torch.Generator().manual_seed(0)
+    q, keys, values = (torch.randn(rows, heads, size, generator=g) for rows in (sum(lens), 11, 11))
+    sees = [torch.eye(n, prefix + n).roll(prefix, 1).bool() for n, prefix in zip(lens, prefixes, strict=True)]
+    for mask, prefix in zip(sees, prefixes, strict=True):
+        mask[:, :prefix] = True
+    tables = torch.zeros(2, 8, dtype=torch.int64)
+    tables[0], tables[1, :3] = torch.randperm(8, generator=g), torch.tensor([8, 9, 10])
+    layer = SimpleNamespace(
+        tp_q_head_num=heads, tp_k_head_num=heads, qk_head_dim=size, v_head_dim=size, scaling=0.25,
+        layer_id=0, attn_type=AttentionType.DECODER,
+    )  # fmt: skip
+    batch = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_target_verify=lambda: True), batch_size=2,
+        seq_lens=torch.tensor(prefixes), req_pool_indices=torch.tensor([0, 1]),
+        spec_info=SimpleNamespace(
+            draft_token_num=3, custom_mask=torch.cat([mask.flatten() for mask in sees]),
+            ragged_verify_layout=SimpleNamespace(verify_lens=torch.tensor(lens)),
+        ),
+    )  # fmt: skip
+    backend = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=tables),
+        token_to_kv_pool=SimpleNamespace(get_key_buffer=lambda i: keys, get_value_buffer=lambda i: values),
+    )
+    monkeypatch.setenv("SPECPLUG_RIG_SGLANG", asked)
+    with mock.patch.object(
+        extend_attention, "extend_attention_fwd", wraps=extend_attention.extend_attention_fwd
+    ) as kernel:
+        got = attention.ReferenceAttention.forward_extend(backend, q, None, None, layer, batch)
+    assert kernel.call_count == kernels
+    expected = []
+    for start, mask, table, length in zip([0, 3], sees, tables, [8, 3], strict=True):
+        own = q[start : start + len(mask)].transpose(0, 1)
+        k, v = (one[table[:length]].transpose(0, 1) for one in (keys, values))
+        scores = (own @ k.transpose(1, 2) * 0.25).masked_fill(~mask, float("-inf"))
+        expected.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+    torch.testing.assert_close(got, torch.cat(expected), atol=1e-5, rtol=1e-4)
 
 
 PROBE = "import importlib.util; print(importlib.util.find_spec('sgl_kernel') is not None)"

@@ -13,6 +13,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests share modules of this fo
 
 from engine_rig import Reference
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test may be the one that starts the session's reference, beside another that starts an engine."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
+
 
 @pytest.fixture(scope="session")
 def rig() -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,6 +111,29 @@ def status(one: server.Server, asked: dict[str, Any], headers: dict[str, str]) -
         return None
     finally:
         connection.close()
+
+
+def processes(group: int) -> dict[int, str]:
+    """Live processes of a process group: id -> command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, their_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(their_group) == group and state != "Z":
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(folder.name)] = command.strip()
+    return found
+
+
+def ends_within(group: int, *, seconds: float) -> bool:
+    """Whether every process of the group is gone by then; killed ones take a moment, others end with
+    their parent's pipe."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not processes(group):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def listening(group: int) -> set[tuple[str, int]]:

@@ -78,7 +78,7 @@ class Forward:
         from specplug_vllm.attention_trees import GraphBuffers
 
         self.ops = make_ops(kind, torch.device("cpu"), requests=REQUESTS + 1, depth=DEPTH, budget=BUDGET)
-        generator = torch.Generator().manual_seed(5)
+        self.generator = generator = torch.Generator().manual_seed(5)
         self.cache = ThreeRequests(32, generator)
         self.packed = packed(self.cache)
         self.query, self.key, self.value = (
@@ -112,7 +112,7 @@ class Forward:
     def replayed(self, step, **kwargs):
         """The layer's output once the step is in the buffers."""
         self.hold(step, **kwargs)
-        self.query.normal_()
+        self.query.normal_(generator=self.generator)
         self.output.fill_(GARBAGE)
         self.graph.replay()
         return self.output

@@ -70,7 +70,8 @@ def stale_buffers_show(running, plain):
 def drafting_is_replayed(speculator, requests=4):
     """Trees of a captured draft follow the hidden states of the replay, and lie where they should."""
     queries = requests * speculator.num_query_per_req
-    hidden = torch.randn(2, queries, speculator.hidden_size)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, queries, speculator.hidden_size, generator=generator)
     read = hidden[0].clone()
     store, tokens = speculator.store, speculator.tree_tokens[:requests]
 

@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from server_rig import ends_within
 
 from specplug import models, server
 
@@ -112,18 +112,6 @@ def main():
 if __name__ == "__main__":
     main()
 """
-
-
-def ends_within(group: int, *, seconds: float) -> bool:
-    """Whether every process of the group is gone by then; the last ones end when the parent's pipe closes."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_engine_in_processes_of_its_own(tmp_path: Path) -> None:
