@@ -234,6 +234,7 @@ def test_memory_is_that_of_the_session_alone():
         with bench_machine.Peak(running.pid, on_gpu=False) as peak:
             pass
         running.stdin.close()
+        assert running.stdout.read() == ""  # its end: both have given back their memory, then closed it
     assert 128 << 20 < peak.host_bytes < 256 << 20
     assert peak.device_bytes is None
     assert bench_machine.resident_bytes(running.pid) == 0
