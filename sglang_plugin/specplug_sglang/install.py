@@ -63,6 +63,7 @@ def _hooks() -> dict[str, Callable[..., Any]]:
         f"{_SPECULATIVE}.dspark_components.dspark_config.resolve_runtime_config": _runtime_config,
         f"{_SPECULATIVE}.dflash_utils.resolve_dflash_verify_mask_policy": _mask_policy,
         "sglang.srt.model_executor.model_runner.ModelRunner.decode_num_tokens_per_req": _decode_rows,
+        "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len": _row_headroom,
     }
     for name in _UPGRADES:
         hooks.update(importlib.import_module(f"specplug_sglang.{name}").AROUND)
@@ -115,3 +116,14 @@ def _decode_rows(original: Any, self: Any, **kwargs: Any) -> int:
     if self.is_draft_worker and config.active():
         return config.settings().query_rows
     return original(self, **kwargs)
+
+
+def _row_headroom(original: Any) -> int:
+    """Slots a request's row holds past the context: a step reserves two windows, which SGLang counts only
+    where pages are larger than a slot. Without them the last steps would write behind the row."""
+    headroom: int = original()
+    if config.active():
+        from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+        headroom = max(headroom, get_alloc_reserve_per_decode())
+    return headroom
