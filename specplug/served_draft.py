@@ -17,6 +17,7 @@ class ServedDraft(NamedTuple):
     options: TreeOptions
     checkpoint: DraftCheckpoint
     depth: int  # gamma
+    notes: tuple[str, ...] = ()  # what the engine does otherwise than the checkpoint says, to be logged
 
     @property
     def budget(self) -> int:
@@ -47,8 +48,9 @@ def served_draft(
     check_files(options)
     draft = read_draft(options.model, revision=revision)
     ways = serving(draft, model=options.model, target=target)
-    refusal = next(way.reason for way in ways if (way.engine, way.way) == (engine, TREE))
-    if refusal is not None:
-        raise ValueError(refusal)
+    way = next(way for way in ways if (way.engine, way.way) == (engine, TREE))
+    if way.reason is not None:
+        raise ValueError(way.reason)
     # A tree of B nodes is at most B deep, and the draft's block may share the verify window's B + 1 slots.
-    return ServedDraft(options, draft, min(resolve_depth(options, draft), options.tree_budget))
+    depth = min(resolve_depth(options, draft), options.tree_budget)
+    return ServedDraft(options, draft, depth, way.notes)

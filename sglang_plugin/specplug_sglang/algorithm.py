@@ -86,6 +86,8 @@ class TreeAlgorithm(CustomSpecAlgo):
                 "`specplug doctor` lists as tested, or leave DDTREE out."
             )
         chosen = config.resolve(config.Flags.of(server_args, server_args.model_path))
+        for note in chosen.notes:
+            logger.warning("%s: %s", server_args.speculative_draft_model_path, note)
         target = get_config(
             server_args.model_path,
             trust_remote_code=server_args.trust_remote_code,

@@ -92,6 +92,19 @@ def test_a_a_config_that_sglang_would_read_otherwise_is_refused(changed):
     assert resolved(*tree, str(plain.path)).speculative_num_draft_tokens == 17
 
 
+def test_a_a_trained_mask_row_that_sglang_does_not_read_is_said_at_the_start(tmp_path, capfd):
+    draft = shutil.copytree(path_of("dflash"), tmp_path / "draft")
+    flags = "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(draft)
+
+    def said():
+        resolved(*flags)
+        return f"{draft}: SGLang does not read mask_embedding.pt" in capfd.readouterr().err
+
+    assert not said()
+    (draft / "mask_embedding.pt").write_bytes(b"a pickle that nobody opens")
+    assert said()
+
+
 def chains(draft):
     """Tokens a round in vLLM, and the flags of SGLang, of the chains that ``specplug inspect`` prints."""
     ways = serving(read_draft(draft), model=str(draft), target=TARGET)
