@@ -7,16 +7,15 @@ that this process takes no memory there itself; what is read is everything in us
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 
 from specplug import provenance
+from specplug.processes import resident_bytes
 
 SECONDS = 0.25  # between two looks at the processes
 GPU_EVERY = 8  # looks between two at the GPUs, as nvidia-smi takes 0.1 s and more
@@ -52,17 +51,6 @@ def _ask(what: str) -> list[str]:
     line = ["nvidia-smi", *chosen, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(line, capture_output=True, text=True)
     return [] if answer.returncode else [row.strip() for row in answer.stdout.splitlines() if row.strip()]
-
-
-def resident_bytes(session: int) -> int:
-    """Resident memory of a session's processes; 0 where /proc cannot be read."""
-    pages = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):  # ended meanwhile
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                pages += int((folder / "statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Peak:

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specplug.processes import members
+
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.25
 ERASE = "\r\033[K"  # back to the start of a terminal's line, and erase it
 START_SECONDS = 600.0  # a start takes 25 to 40 s on two cores; ten minutes is a hang, not a slow machine
 STOP_SECONDS = 10.0  # vLLM's own shutdown takes less than one second
-KILL_SECONDS = 0.5  # a killed process is gone within milliseconds; where nobody reaps orphans, never
+KILL_SECONDS = 10.0  # a killed process is gone within one second, on a busy machine in a few
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # How vLLM runs on a CPU. OMP_NUM_THREADS=1 is several times faster than 2 on a small shared machine.
@@ -124,16 +126,14 @@ class Server:
             self._signal(signal.SIGKILL)  # whatever of the group is left, the leader gone or not
             self.process.wait()
             deadline = time.monotonic() + KILL_SECONDS
-            while self._signal(None) and time.monotonic() < deadline:
+            # Zombies do not count: where nobody reaps orphans they stay.
+            while members(self.process.pid) and time.monotonic() < deadline:
                 time.sleep(0.01)
 
-    def _signal(self, number: signal.Signals | None) -> bool:
-        """Signal the group (None only asks); False when it has no member left."""
-        try:
-            os.killpg(self.process.pid, number or 0)
-        except ProcessLookupError:
-            return False
-        return True
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the group, if it still has a member."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
 
 @contextlib.contextmanager
