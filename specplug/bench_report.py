@@ -98,7 +98,9 @@ def rounds(result: BenchResult) -> str:
         nodes = cell.median("rounds", "nodes_per_draft") if arm.speculative else 0.0
         shapes = [cell.median("rounds", shape) for shape in ("plain", "chain", "tree")]
         steps = (
-            " / ".join(_number(count, 0) for count in shapes) if any(s is not None for s in shapes) else "?"
+            " / ".join(_number(count, 0) for count in shapes)
+            if any(s is not None for s in shapes)
+            else "as configured"
         )
         rows.append(
             [
@@ -200,7 +202,9 @@ def _footing(result: BenchResult) -> str:
     )
     return (
         "Accepted length: tokens a round and request, bonus counted. Positions verified: nodes and the root. "
-        f"ITL: the time {chunk}. docs/bench.md says what each figure is and who counts it."
+        "TTFT: time to the first token. TPOT: the rest of an answer's time over its tokens. "
+        f"ITL: the time {chunk}. Prompts are sent again where a load has more requests than prompts. "
+        "docs/bench.md says what each figure is and who counts it."
     )
 
 

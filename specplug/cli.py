@@ -5,6 +5,7 @@ Exit codes: 0 all is as asked, 1 something asked for failed or is off, 2 the arg
 """
 
 import argparse
+import difflib
 import os
 import signal
 import sys
@@ -62,12 +63,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     parser.add_argument("--version", action="version", version=f"specplug {specplug.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(
+        parsers[name] = commands.add_parser(
             name, help=summary, description=(module.__doc__ or "").partition("\n")[0]
         )
-        module.add_arguments(command)
-    arguments = parser.parse_args(argv)
+        module.add_arguments(parsers[name])
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parsers[arguments.command].error(_unrecognised(unknown, parsers[arguments.command]))
     # SIGTERM and a closed terminal unwind like Ctrl-C, so that a started server is ended on the way.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_by_signal)
@@ -101,5 +105,13 @@ def _said(error: OSError) -> str:
     return f"{name}: expected a path that can be read or written, got {reason!r}; name another one"
 
 
+def _unrecognised(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    known = [name for action in parser._actions for name in action.option_strings]
+    nearest = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+
+
 def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    print(f"\nspecplug: {signal.Signals(number).name}; ending what was started", file=sys.stderr)
     sys.exit(128 + number)

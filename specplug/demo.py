@@ -203,7 +203,7 @@ def ask(started: server.Server, question: str, *, max_tokens: int) -> tuple[str,
 
 
 def print_kept(kept: server.Server) -> None:
-    body = '{"messages": [{"role": "user", "content": "Count down from 43 to 37."}]}'
+    body = '{"temperature": 0, "messages": [{"role": "user", "content": "Count down from 43 to 37."}]}'
     print(
         f"\nThe last server is still running; its log: {kept.log}\n"
         f"  call it: curl {kept.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n"

@@ -57,7 +57,7 @@ class Check(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--engine", choices=list(ENGINES), default="vllm", help="engine to check; default vllm"
+        "--engine", choices=list(ENGINES), help="engine to check; default: the installed one, vllm first"
     )
     parser.add_argument(
         "--speculative-config", metavar="JSON", help="also check this config, as given to vLLM"
@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the report as it grows; 1 when something is off or failed, else 0."""
     if arguments.model is not None and arguments.speculative_config is None:
         raise ValueError("--model: checks a target against a draft, so it needs --speculative-config as well")
+    if arguments.engine is None:
+        arguments.engine = next((name for name in ENGINES if importlib.util.find_spec(name)), "vllm")
     checks = []
     for check in examine(arguments):
         checks.append(check)

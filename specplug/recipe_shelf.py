@@ -71,7 +71,8 @@ def find(name: str, extra: Sequence[Path] = ()) -> Shelved:
         return _read(known[name][0], known[name][0])
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else "see specplug recipe list"
-    raise ValueError(f"recipe: expected a name or the path of a {FILE}, got {name!r}; {hint}")
+    missing = f", with no {FILE} in it" if path.is_dir() else ""
+    raise ValueError(f"recipe: expected a known name or a path that exists, got {name!r}{missing}; {hint}")
 
 
 def _read(folder: Path, path: Path) -> Shelved:

@@ -113,12 +113,12 @@ def check_numbers(a: argparse.Namespace) -> None:
         raise ValueError(f"--tokens: expected at least 1, got {a.tokens}")
     if a.seed < 0:
         raise ValueError(f"--seed: expected at least 0, got {a.seed}")
-    for flag, file in (("--cost", a.cost), ("--calibration", a.calibration)):
-        if file not in (*MODELS, *SURVIVALS) and not Path(file).is_file():
+    for flag, file, names in (("--cost", a.cost, MODELS), ("--calibration", a.calibration, SURVIVALS)):
+        if file not in names and not Path(file).is_file():
             got = f"no file {file}"
             if Path(file).exists():
                 got = f"{'a folder' if Path(file).is_dir() else 'no regular file'}, {file}"
-            raise ValueError(f"{flag}: expected a file or a name listed in --help, got {got}")
+            raise ValueError(f"{flag}: expected a file or one of {', '.join(names)}, got {got}")
     if not 0 <= a.min_gain < 1:
         raise ValueError(f"--min-gain: expected a fraction, 0 up to 1, got {a.min_gain}")
 

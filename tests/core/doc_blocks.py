@@ -254,7 +254,7 @@ def _pip(words: list[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in words[1:]:
         name = re.fullmatch(
-            r"specplug(?:\[([\w,]+)\])?|dist/specplug-[\w.]+-py3-none-any\.whl|matplotlib", word
+            r"specplug(?:\[([\w,]+)\])?|dist/specplug-[\w.]+-py3-none-any\.whl|matplotlib|\.", word
         )
         if words[0] != "install" or not name or (name[1] and not {*name[1].split(",")} <= extras.keys()):
             raise ValueError(

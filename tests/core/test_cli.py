@@ -97,8 +97,23 @@ def test_exit_codes(monkeypatch, capsys, error, code, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["bench", "--out", "x.json", "--concurency", "4"], "--concurency 4; did you mean --concurrency?"),
+        (["doctor", "--frobnicate"], "unrecognized arguments: --frobnicate\n"),
+        (["doctor", "more"], "unrecognized arguments: more\n"),
+    ],
+)
+def test_an_unknown_option_is_said_by_its_command(capsys, argv, said):
+    assert run(*argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: specplug {argv[0]} ")
+    assert said in told
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_unwinds_like_an_exception(monkeypatch, number):
+def test_a_signal_unwinds_like_an_exception(monkeypatch, capsys, number):
     unwound = []
 
     def wait_for_signal(arguments):
@@ -111,6 +126,7 @@ def test_a_signal_unwinds_like_an_exception(monkeypatch, number):
     monkeypatch.setattr(demo, "run", wait_for_signal)
     assert run("demo") == 128 + number
     assert unwound == [True]
+    assert f"{number.name}; ending what was started" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

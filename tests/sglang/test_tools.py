@@ -31,7 +31,7 @@ def test_doctor_finds_the_plugin_in_a_running_server(tmp_path):
 
 def test_doctor_sees_the_off_switch(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECPLUG_DISABLE", "1")
-    text = specplug("doctor", "--engine", "sglang", "--no-start", "--json", folder=tmp_path, code=1)
+    text = specplug("doctor", "--no-start", "--json", folder=tmp_path, code=1)
     checks = {check["name"]: check["state"] for check in json.loads(text)["checks"]}
     assert (checks["plugin"], checks["SPECPLUG_DISABLE"]) == ("off", "off")
 
