@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import specplug
 from specplug import (
     bench_arms,
@@ -151,7 +153,10 @@ def planned(a: argparse.Namespace) -> Bench:
 
 
 def _resumed(before: BenchResult, now: BenchResult) -> BenchResult:
-    """What is measured, and the arms of both. Raises ValueError where the settings are not the same."""
+    """What is measured, and the arms asked for now; an arm of which nothing is measured may be mended or left
+    out. Raises ValueError where the settings are not the same."""
+    measured = {cell.arm for cell in before.cells} | {before.baseline}
+    before = msgspec.structs.replace(before, arms=[arm for arm in before.arms if arm.name in measured])
     bench_compare.refuse_other_settings(before, now, what="--resume")
     known = {arm.name for arm in before.arms}
     arms: list[Arm] = [*before.arms, *(arm for arm in now.arms if arm.name not in known)]

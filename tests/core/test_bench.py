@@ -152,23 +152,20 @@ def test_resume_measures_what_is_missing_and_nothing_else(fake, capsys):
     assert "--out bench.json: exists already" in capsys.readouterr().err
 
     started.clear(), generated.clear()
-    assert (
-        run(*ARGUMENTS, "--resume", "--arm", "other=--speculative-config {}", "--concurrency", "1", "2") == 1
-    )
+    more = (*ARGUMENTS, "--resume", "--concurrency", "1", "2")
+    assert run(*more, "--arm", "broken=--speculative-config {}") == 1
     after = read_result("bench.json")
-    assert started == ["plain", "tree", "broken"]  # one load more for all; the broken arm is still there
+    assert started == ["plain", "tree", "broken"]  # one load more for all; the broken arm is still asked for
     assert generated == [("1 in flight", 6)] * 4
     assert after.cells[:2] == before.cells
 
-    # Without the broken arm nothing keeps the others from being finished.
-    write_result(
-        msgspec.structs.replace(after, arms=[a for a in after.arms if a.name != "broken"]), Path("bench.json")
-    )
+    # An arm of which nothing is measured keeps nothing from being finished, and may be mended.
     started.clear()
-    assert (
-        run(*ARGUMENTS, "--resume", "--arm", "other=--speculative-config {}", "--concurrency", "1", "2") == 0
-    )
+    assert run(*more, "--arm", "other=--speculative-config {}") == 0
     assert started == ["other"]
+    assert [arm.name for arm in read_result("bench.json").arms] == ["plain", "tree", "other"]
+    assert run(*more, "--arm", 'other=--speculative-config {"method": "dspark"}') == 2
+    assert "arm other, command: " in capsys.readouterr().err
 
 
 CHANGED = {
