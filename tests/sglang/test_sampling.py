@@ -10,7 +10,7 @@ import pytest
 from comparing import differences
 from oracle import PENALTIES
 from prompts import varied
-from sglang_rig import Reference, accepted_length, engine, tree
+from sglang_rig import accepted_length, engine, tree
 
 pytestmark = pytest.mark.sglang
 
@@ -146,42 +146,3 @@ def test_a_custom_processor_is_served_without_drafts_and_counted(running):
     assert [output.ids for output in got] == [oracle.greedy(p, 24, logit_bias=bias) for p in PROMPTS[:3]]
     assert accepted_length(got) == 1, "nothing was drafted for them"
     assert sum(running.state["specplug"]["counted"].values()) == before + 3
-
-
-SEEDED = [
-    {"temperature": 1.0},
-    {"temperature": 0.9, "top_k": 5},
-    {"temperature": 1.1, "top_p": 0.8},
-    # One kind of penalty at a time: without overlap SGLang applies several in the order of a set of classes.
-    {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.5},
-    {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.15},
-]
-
-
-def test_seeded_draws_are_those_of_plain_decoding_through_retractions():
-    """The noise is keyed by seed and position, so every token is the very one plain decoding draws. Requests
-    are retracted every few steps; penalties go on where they were."""
-    # SGLang serves seeds with a few backends only; the rig answers for each of them.
-    flags = {"enable_deterministic_inference": True, "attention_backend": "triton"}
-    reference = Reference(flags)
-    try:
-        expected = [reference.generate(PROMPTS, _seeded(params)) for params in SEEDED]
-    finally:
-        reference.close()
-    env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
-    with engine(tree("dspark", 16), env=env, **flags) as one:
-        retractions = 0
-        for params, wanted in zip(SEEDED, expected, strict=True):
-            got = one.generate(PROMPTS, _seeded(params))
-            retractions += sum(output.retractions for output in got)
-            assert differences(wanted, got) == [], params
-        assert retractions > 0
-        penalised = one.generate(PROMPTS, GREEDY | PENALTIES[3])
-        assert [o.ids for o in penalised] == [oracle.greedy(p, 24, **PENALTIES[3]) for p in PROMPTS]
-        assert sum(output.retractions for output in penalised) > 0
-        with pytest.raises(ValueError, match="min_p does not work with --enable-deterministic-inference"):
-            one.generate(PROMPTS[:1], {"temperature": 1.0, "min_p": 0.1, "max_new_tokens": 2})
-
-
-def _seeded(params):
-    return [GREEDY | params | {"sampling_seed": 100 + i} for i in range(len(PROMPTS))]
