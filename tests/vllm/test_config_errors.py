@@ -4,84 +4,20 @@ The target of these tests has no weight file at all, and reading any other weigh
 message must name is checked against the mistake, not against our wording.
 """
 
-import contextlib
 import json
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-import safetensors
-import torch
+from config_rig import DFLASH, DSPARK, Configure, copied, refusal, tree
 
 from specplug import models
 from specplug.config import MAX_TREE_BUDGET
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_weights")]
 
-DFLASH = str(models.path("quick", "dflash"))  # block of 8 fill-in rows: depth 7
-DSPARK = str(models.path("quick", "dspark"))  # block of 7 anchor-first rows: depth 7
 DEPTH = 7
 TARGET_FACTS = json.loads((models.path("quick", "target") / "config.json").read_text())
-
-Configure = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm.model_executor.model_loader.weight_utils as weight_utils
-
-    def read(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError(f"a weight was read: {args}")
-
-    for holder, name in ((safetensors, "safe_open"), (weight_utils, "safe_open"), (torch, "load")):
-        monkeypatch.setattr(holder, name, read)
-
-
-def copied(source: str, folder: Path, *, weights: bool, **changes: Any) -> str:
-    """A copy of a checkpoint with other values in its config.json."""
-    folder.mkdir()
-    for file in Path(source).iterdir():
-        if weights or file.suffix != ".safetensors":
-            shutil.copy(file, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return copied(
-        str(models.path("quick", "target")), tmp_path_factory.mktemp("target") / "bare", weights=False
-    )
-
-
-@pytest.fixture(scope="module")
-def configure(target: str) -> Configure:
-    """Engine configuration with our plugin loaded as vLLM loads it; no engine is started."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
-
-    def create(speculative: dict[str, Any] | None, **engine: Any) -> Any:
-        settings = {"model": target, "dtype": "float32", "max_model_len": 256, "enforce_eager": True}
-        return EngineArgs(**{**settings, "speculative_config": speculative, **engine}).create_engine_config()
-
-    return create
-
-
-def tree(model: str = DFLASH, **keys: Any) -> dict[str, Any]:
-    return {"method": "ddtree", "model": model, **keys}
-
-
-def refusal(configure: Configure, speculative: dict[str, Any] | None, **engine: Any) -> str:
-    with pytest.raises(ValueError) as raised:  # noqa: PT011 - callers check the message
-        configure(speculative, **engine)
-    return str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -251,110 +187,6 @@ def test_draft_we_cannot_read_is_left_to_vllm(configure: Configure, tmp_path: Pa
     assert config.speculative_config.method == "dspark"
 
 
-def kv_connector() -> Any:
-    from vllm.config import KVTransferConfig
-
-    return KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
-
-
-@pytest.mark.parametrize(
-    ("engine", "named"),
-    [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
-        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
-        ({"nnodes": 2, "tensor_parallel_size": 2}, "nnodes is 2"),
-        (
-            {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2},
-            "distributed_executor_backend is 'external_launcher'",
-        ),
-        ({"enable_lora": True}, "--enable-lora"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
-        ({"kv_transfer_config": kv_connector}, "--kv-transfer-config"),
-        ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
-        ({"enable_dbo": True}, "--enable-dbo"),
-        ({"ubatch_size": 2}, "--ubatch-size"),
-        ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, "--worker-cls"),
-        ({"watermark_config": {"algorithm": "kgw"}}, "--watermark-config"),
-        ({"enable_trace_replay": True}, "--enable-trace-replay"),
-        ({"return_sampling_mask": True}, "--return-sampling-mask"),
-        ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
-        ({"enable_batch_sharded_sampling": True}, "--enable-batch-sharded-sampling"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_refused_engine_feature(configure: Configure, engine: dict[str, Any], named: str) -> None:
-    engine = {key: value() if callable(value) else value for key, value in engine.items()}
-    with mock.patch.dict(os.environ):  # vLLM sets a variable for an external launcher
-        check_refused(refusal(configure, tree(), **engine), named)
-
-
-@pytest.mark.parametrize(
-    ("keys", "ranks", "named"),
-    [
-        ({}, {"tensor_parallel_size": 2, "data_parallel_size": 2}, None),
-        ({"draft_tensor_parallel_size": 2}, {"tensor_parallel_size": 2}, None),
-        ({"draft_tensor_parallel_size": 1}, {"tensor_parallel_size": 2}, "draft_tensor_parallel_size is 1"),
-        ({"record": "/nowhere"}, {"tensor_parallel_size": 2}, None),
-        ({"record": "/nowhere"}, {"data_parallel_size": 2}, "record is set"),
-    ],
-)
-def test_several_ranks(
-    configure: Configure, keys: dict[str, Any], ranks: dict[str, int], named: str | None
-) -> None:
-    if named is None:
-        assert configure(tree(**keys), **ranks).speculative_config.num_speculative_tokens == 16
-    else:
-        check_refused(refusal(configure, tree(**keys), **ranks), named)
-
-
-@pytest.mark.parametrize(
-    ("is_moe", "backend", "named"),
-    [
-        (False, "mp", None),
-        (True, "mp", "mixture of experts"),
-        (False, "ray", "data_parallel_backend is 'ray'"),
-    ],
-)
-def test_data_parallel_ranks_that_depend_on_each_other(is_moe: bool, backend: str, named: str | None) -> None:
-    from types import SimpleNamespace
-
-    from vllm.config import ParallelConfig
-
-    from specplug.config import TreeOptions
-    from specplug_vllm.refusals import check_ranks
-
-    parallel = ParallelConfig(data_parallel_size=2)
-    parallel.data_parallel_backend = backend
-    with contextlib.nullcontext() if named is None else pytest.raises(ValueError, match=named):
-        check_ranks(TreeOptions(model=DFLASH), None, SimpleNamespace(is_moe=is_moe), parallel)
-
-
-@pytest.mark.parametrize("sliding_layers", [4, 2])
-def test_sliding_window_target_is_refused(configure: Configure, tmp_path: Path, sliding_layers: int) -> None:
-    full = 4 - sliding_layers
-    layers = ["full_attention"] * full + ["sliding_attention"] * sliding_layers
-    window = {
-        "use_sliding_window": True,
-        "sliding_window": 64,
-        "max_window_layers": full,
-        "layer_types": layers,
-    }
-    model = copied(str(models.path("quick", "target")), tmp_path / "sliding", weights=False, **window)
-    check_refused(refusal(configure, tree(), model=model), "sliding")
-
-
-def test_v1_runner_is_refused(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    check_refused(refusal(configure, tree()), "VLLM_USE_V2_MODEL_RUNNER=0")
-
-
-def check_refused(message: str, named: str) -> None:
-    assert message.startswith("method ddtree refuses: ")
-    assert named in message
-    assert "\n" not in message
-    assert message.endswith(".")
-
-
 def parsed(*arguments: str) -> Any:
     """Engine configuration from a command line, as `vllm serve` reads it."""
     from vllm.engine.arg_utils import EngineArgs
@@ -381,18 +213,18 @@ def parsed(*arguments: str) -> Any:
     ],
     ids=["dashes", "dotted", "model and tokens by flag"],
 )
-def test_spellings_on_the_command_line(target: str, arguments: list[str]) -> None:
-    config = parsed("--model", target, *arguments).speculative_config
+def test_spellings_on_the_command_line(bare_target: str, arguments: list[str]) -> None:
+    config = parsed("--model", bare_target, *arguments).speculative_config
     assert (config.tree_depth, config.num_speculative_tokens) == (5, 9)
 
 
 @pytest.mark.usefixtures("configure")
 def test_method_flag_of_the_command_line_is_vllms_own(
-    target: str, capsys: pytest.CaptureFixture[str]
+    bare_target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """argparse knows vLLM's own methods, so `--spec-method ddtree` ends there; EngineArgs takes it."""
     with pytest.raises(SystemExit):
-        parsed("--model", target, "--spec-method", "ddtree", "--spec-model", DSPARK)
+        parsed("--model", bare_target, "--spec-method", "ddtree", "--spec-model", DSPARK)
     assert "invalid choice: 'ddtree'" in capsys.readouterr().err
 
 
