@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specplug import server
+from specplug.processes import members
 
 KIB_IN_MIB = 1024
 ENGINE = "VLLM::EngineCore"
@@ -41,17 +42,15 @@ class Sample(NamedTuple):
 
 def processes(group: int) -> list[Process]:
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in members(group):
+        folder = Path(f"/proc/{pid}")
         with contextlib.suppress(OSError):  # a process may end while it is looked at
-            state, _, their_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(their_group) != group or state == "Z":
-                continue
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             kib = re.findall(
                 r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", (folder / "status").read_text(), re.MULTILINE
             )
             own = sum(map(int, kib)) / KIB_IN_MIB
-            found.append(Process(int(folder.name), command, own, len(list((folder / "fd").iterdir()))))
+            found.append(Process(pid, command, own, len(list((folder / "fd").iterdir()))))
     return found
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from specplug import models, server
 from specplug.config import parse_options
+from specplug.processes import members
 
 MIB = 1024  # KiB in a MiB; /proc counts in KiB
 DEPTH = 7  # the shipped drafts predict seven tokens; a chain has to say so
@@ -112,11 +113,9 @@ def measure(
 def resident(group: int) -> dict[str, Resident]:
     """Memory of every process of a process group, by role; several of one role are added up."""
     found: dict[str, Resident] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in members(group):
+        folder = Path(f"/proc/{pid}")
         with contextlib.suppress(OSError):  # a process may end while it is looked at
-            their_group = int((folder / "stat").read_text().rpartition(")")[2].split()[2])
-            if their_group != group:
-                continue
             rollup, status = (folder / "smaps_rollup").read_text(), (folder / "status").read_text()
             one = Resident(kib(rollup, "Pss") / MIB, kib(rollup, "Rss") / MIB, kib(status, "VmHWM") / MIB)
             role = role_of((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,11 +44,26 @@ def check_device(name: str | None) -> None:
         raise ValueError(f"--device: expected one of {torch.cuda.device_count()} GPUs, got {name}")
 
 
+def check_sampling(
+    temperature: float, top_p: float, *, names: tuple[str, str] = ("--temperature", "--top-p")
+) -> None:
+    """Raise ValueError, by the name, for a temperature or a top-p that no engine takes."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"{names[0]}: expected 0 or more, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"{names[1]}: expected above 0, at most 1, got {top_p}")
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """Those of a target's config; None where it does not say."""
+    return (config.get("text_config") or config).get("max_position_embeddings")
+
+
 def check_positions(
     config: Mapping[str, Any], prompts: Mapping[str, Sequence[Sequence[int]]], max_tokens: int
 ) -> None:
     """Raise ValueError for a prompt whose answer may not fit into the positions of the target's config."""
-    limit = (config.get("text_config") or config).get("max_position_embeddings")
+    limit = positions(config)
     for name, rows in prompts.items():
         longest = max(map(len, rows))
         if limit is not None and longest + max_tokens > limit:

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 from specplug import bench_compare, bench_report, models
-from specplug.arguments import check_new_file
+from specplug.arguments import check_new_file, check_sampling
 from specplug.bench_plan import (
     BUDGET,
     CONCURRENCY,
     CPU_CONCURRENCY,
     CPU_MAX_TOKENS,
+    LEAST_MAX_TOKENS,
     MAX_TOKENS,
     REPEATS,
     TARGET,
@@ -169,7 +170,7 @@ def _check(a: argparse.Namespace) -> None:
         ("--repeats", a.repeats, 1),
         ("--requests", a.requests, 1),
         ("--count", a.count, 1),
-        ("--max-tokens", a.max_tokens, 4),  # SGLang's generator refuses fewer
+        ("--max-tokens", a.max_tokens, LEAST_MAX_TOKENS),
         ("--quality-prompts", a.quality_prompts, 0),
         ("--samples", a.samples, 0),
         ("--seed", a.seed, 0),
@@ -181,10 +182,7 @@ def _check(a: argparse.Namespace) -> None:
     for rate in a.rate:
         if not 0 < rate < float("inf"):
             raise ValueError(f"--rate: expected a number above 0, got {rate}")
-    if not 0 <= a.temperature < float("inf"):
-        raise ValueError(f"--temperature: expected 0 or more, got {a.temperature}")
-    if not 0 < a.top_p <= 1:
-        raise ValueError(f"--top-p: expected above 0, at most 1, got {a.top_p}")
+    check_sampling(a.temperature, a.top_p)
     for flag, value, most in (
         ("--budget", a.budget, MAX_TREE_BUDGET),
         ("--seed", a.seed, (1 << 32) - a.repeats),  # numpy's limit; a repeat adds its number

@@ -17,6 +17,7 @@ import msgspec
 
 from specplug import recipe, recipe_arms, server, sglang_server
 from specplug.bench_result import BASELINE, Arm
+from specplug.recipe_rules import ARM_NAME
 from specplug.recipe_shelf import Shelved
 
 # Flags that must be equal, as `specplug.recipe_arms` names them: another value is another model, precision,
@@ -28,7 +29,6 @@ SAME = {
     *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "expert-parallel-size"),
     *("enable-expert-parallel",),
 }
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _OBJECT = re.compile(r"""(?<![^\s=])\{(?=\s*["}])""")  # where a JSON object begins that no quote protects
 _PROGRAMS = {"vllm": [sys.executable, "-m", "vllm.entrypoints.cli.main"], "python": [sys.executable]}
@@ -89,7 +89,7 @@ def from_flags(
     arms = {BASELINE: _arm(BASELINE, [*start, *common], {})}
     for one in asked or [_tree(engine, budget)]:
         name, equals, text = one.partition("=")
-        if not equals or not _NAME.fullmatch(name):
+        if not equals or not ARM_NAME.fullmatch(name):
             raise ValueError(f"--arm: expected NAME='FLAGS', got {one!r}")
         if name in arms:
             raise ValueError(f"--arm: expected names, each once and none of them {BASELINE!r}, got {name!r}")

@@ -24,7 +24,7 @@ from specplug import (
     server,
     sglang_server,
 )
-from specplug.arguments import check_positions
+from specplug.arguments import check_positions, positions
 from specplug.bench_result import Arm, BenchResult, Load, Settings, read_result
 from specplug.bench_run import Bench, environment_of, now
 from specplug.checkpoint import check_pair, read_draft
@@ -38,6 +38,7 @@ from specplug.recipe_shelf import find
 TARGET, BUDGET = "deep-thin", 16
 CONCURRENCY, CPU_CONCURRENCY = (1, 8, 32, 128), (1, 4)
 MAX_TOKENS, CPU_MAX_TOKENS = 256, 64
+LEAST_MAX_TOKENS = 4  # SGLang's generator refuses fewer
 REPEATS = 3
 SPARE_TOKENS = 64  # of a started server's model length, beyond prompt, answer and the default tree
 CPU_LABEL = (
@@ -80,8 +81,8 @@ def planned(a: argparse.Namespace) -> Bench:
     lines = data_sets(names, files=a.prompts, count=a.count, seed=a.seed)
     thinking = None if a.thinking is None else a.thinking == "on"
     sent = bench_prompts.rendered(lines, _tokenizer(folder), thinking=thinking)
-    positions = _positions(config)
-    if positions is not None:
+    most = _unscaled_positions(config)
+    if most is not None:
         sized: dict[str, list[range]] = {}  # as long as the prompts
         for one in sent:
             sized.setdefault(one.data_set, []).append(range(one.tokens))
@@ -100,7 +101,7 @@ def planned(a: argparse.Namespace) -> Bench:
         chosen = [bench_arms.with_flags(arm, server_args) for arm in chosen]
     else:
         longest = max(prompt.tokens for prompt in sent) + max_tokens + budget + SPARE_TOKENS
-        longest = min(longest, positions or longest)
+        longest = min(longest, most or longest)
         open_loop = CONCURRENCY[-1] if a.rate else 1
         server_args = _room(engine, longest=longest, requests=max([*concurrency, open_loop])) + server_args
         chosen = bench_arms.from_flags(
@@ -204,10 +205,10 @@ def _tokenizer(folder: Path) -> Any:
         raise ValueError(f"target {folder}: expected a tokenizer, got none that loads: {why}") from None
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def _unscaled_positions(config: Mapping[str, Any]) -> int | None:
     """The target's; None where its config does not say, or says that an engine stretches them."""
     text = config.get("text_config") or config
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         return None
-    return text.get("max_position_embeddings")
+    return positions(config)

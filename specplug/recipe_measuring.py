@@ -4,8 +4,9 @@ numbers that are expected of it."""
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, NoReturn
+
+from specplug.arguments import check_sampling
 
 if TYPE_CHECKING:
     from specplug.recipe import Expectation, Recipe
@@ -50,15 +51,15 @@ def check_measuring(recipe: Recipe) -> None:
 
 
 def _check_load(recipe: Recipe) -> None:
+    from specplug.bench_plan import LEAST_MAX_TOKENS  # it reads recipes
     from specplug.recipe import PROMPTS, SHIPPED
 
     sampling, data = recipe.sampling, recipe.dataset
-    if sampling.max_tokens < 4:
-        raise ValueError(f"sampling.max_tokens: expected 4 or more, got {sampling.max_tokens}")
-    if not 0 <= sampling.temperature < math.inf:
-        raise ValueError(f"sampling.temperature: expected 0 or more, got {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"sampling.top_p: expected above 0, at most 1, got {sampling.top_p}")
+    if sampling.max_tokens < LEAST_MAX_TOKENS:
+        raise ValueError(
+            f"sampling.max_tokens: expected {LEAST_MAX_TOKENS} or more, got {sampling.max_tokens}"
+        )
+    check_sampling(sampling.temperature, sampling.top_p, names=("sampling.temperature", "sampling.top_p"))
     if data.count < 1:
         raise ValueError(f"dataset.count: expected 1 or more prompts, got {data.count}")
     if not all(data.kinds) or not 0 < len(set(data.kinds)) == len(data.kinds):

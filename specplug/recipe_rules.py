@@ -19,7 +19,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*")
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
-_ARM = re.compile(r"[A-Za-z0-9][\w.+-]*")  # as the bench takes it
+ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
@@ -210,7 +210,7 @@ def _check_arms(recipe: Recipe) -> None:
 
 
 def _check_words(arm: Arm) -> None:
-    if not _ARM.fullmatch(arm.name):
+    if not ARM_NAME.fullmatch(arm.name):
         raise ValueError(f"arms: expected names such as plain or top-4, got {arm.name!r}")
     for name in arm.environment:
         if not _VARIABLE.fullmatch(name):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specplug import models, server
+from specplug.processes import members
 
 LONG = 36  # tokens of a compared answer
 SHORT = 12  # where tokens are drawn: the interpreter takes a tenth of a second for each row
@@ -116,12 +117,10 @@ def status(one: server.Server, asked: dict[str, Any], headers: dict[str, str]) -
 def processes(group: int) -> dict[int, str]:
     """Live processes of a process group: id -> command line."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in members(group):
         with contextlib.suppress(OSError):
-            state, _, their_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(their_group) == group and state != "Z":
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found[int(folder.name)] = command.strip()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found[pid] = command.strip()
     return found
 
 
@@ -139,12 +138,11 @@ def ends_within(group: int, *, seconds: float) -> bool:
 def listening(group: int) -> set[tuple[str, int]]:
     """Addresses and TCP ports that the processes of a group listen on; IPv4, and IPv6 as its hexadecimals."""
     inodes = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in members(group):
         with contextlib.suppress(OSError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[2]) == group:
-                for link in list((folder / "fd").iterdir()):
-                    with contextlib.suppress(FileNotFoundError):  # closed in between, as the listing's own
-                        inodes.add(os.readlink(link))
+            for link in list(Path(f"/proc/{pid}/fd").iterdir()):
+                with contextlib.suppress(FileNotFoundError):  # closed in between, as the listing's own
+                    inodes.add(os.readlink(link))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
